@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from probe.commands.probe.report import Maps, drawn_sections, whole_summary, write_figures, write_report
+from probe.commands.probe.report import Maps, drawn_sections, full_summary, write_figures, write_report
 from probe.store import store
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
@@ -88,7 +88,7 @@ def main() -> None:
         timed(
             "figures",
             lambda: write_figures(
-                analysis, Path(folder) / "figures", maps, drawn_sections(analysis, whole_summary(analysis))
+                analysis, Path(folder) / "figures", maps, drawn_sections(analysis, full_summary(analysis))
             ),
         )
         timed("report", lambda: write_report(path))

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mesa.errors import Refused, install_command
-from probe.options import InputPath, Names, Text, Whole, option
+from probe.options import InputPath, Integer, Names, Text, option
 
 RUNS = Path("runs")
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
@@ -29,7 +29,7 @@ class AppOptions:
     )
     host: Text = option("127.0.0.1", "address to listen on; any but this one is open to others")
     allow_host: Names = option((), "further names by which browsers may reach it, e.g. that of a proxy")
-    port: Annotated[Whole, Field(ge=1, le=65535)] = option(8501, "port to listen on")
+    port: Annotated[Integer, Field(ge=1, le=65535)] = option(8501, "port to listen on")
     no_browser: bool = option(False, "do not open a browser")
 
 

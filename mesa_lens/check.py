@@ -12,7 +12,7 @@ from pydantic import Field
 from mesa.errors import Refused
 from mesa.settings import check_names
 from mesa_lens.arguments import JsonOptions, MinutesOptions, ThreadOptions
-from probe.options import MAX_COUNT, MAX_TOKENS, JoinedNames, TextName, Whole, option, options
+from probe.options import MAX_COUNT, MAX_TOKENS, Integer, JoinedNames, TextName, option, options
 from probe.request import ModelOptions
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ class CheckRequest(ModelOptions):
     methods: JoinedNames = option(
         "all", "names separated by commas; all leaves out those that do not work on this model"
     )
-    pretended: Annotated[Whole, Field(ge=24, le=4096)] = option(
+    pretended: Annotated[Integer, Field(ge=24, le=4096)] = option(
         64, "the tests set up methods as if M were this many tokens, so that short prompts are enough"
     )
     estimate_window: bool = option(
         False,
         "estimate M instead: the longest context that makes the model no worse; a config can be wrong",
     )
-    longest: Annotated[Whole, Field(ge=128, le=MAX_TOKENS)] | None = option(
+    longest: Annotated[Integer, Field(ge=128, le=MAX_TOKENS)] | None = option(
         None, "the longest context in tokens", group=_WINDOW, unset=f"{_TIMES} times the stated M"
     )
-    samples: Annotated[Whole, Field(ge=2, le=MAX_COUNT)] = option(20, "texts at each length", group=_WINDOW)
+    samples: Annotated[Integer, Field(ge=2, le=MAX_COUNT)] = option(20, "texts at each length", group=_WINDOW)
     text: TextName | None = option(
         None, "text to score: a file, folder or hub dataset", group=_WINDOW, unset="the shipped one"
     )

@@ -22,12 +22,12 @@ from probe.options import (
     Count,
     Folder,
     InputPath,
+    Integer,
     Lengths,
     Names,
     OutputFolder,
     RangeList,
     Text,
-    Whole,
     option,
     read_as,
 )
@@ -70,7 +70,7 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
     "minus": (Text, option(None, "show differences to this method", metavar="METHOD")),
     "cells": (bool, option(False, "a png a method, one pixel a value", key="native")),
     "pool": (
-        Annotated[Whole, Field(ge=1, le=10**12)],
+        Annotated[Integer, Field(ge=1, le=10**12)],
         option(None, "npz, csv: at most n values, each max-abs pooled from a block", unset="all values", metavar="N"),
     ),
     "pairs": (Pairs, option(None, "e.g. 1:234,2:17", unset="the best", metavar="LAYER:DIM,...")),

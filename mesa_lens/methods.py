@@ -14,7 +14,7 @@ from mesa.plan import distances
 from mesa.settings import drawing_sizes, make_methods
 from mesa.support import table
 from mesa_lens.arguments import JsonOptions, add_command
-from probe.options import REQUIRED, Repeated, Text, Whole, Window, option
+from probe.options import REQUIRED, Integer, Repeated, Text, Window, option
 
 HELP = "list the methods, or explain one"
 _WIDEST, _LONGEST = 48, 4096
@@ -33,7 +33,7 @@ class ExplainOptions:
     """What is drawn."""
 
     name: Text = option(REQUIRED, f"one of {', '.join(registry())}", positional=True)
-    length: Annotated[Whole, Field(ge=1, le=_LONGEST)] = option(12, "tokens to draw")
+    length: Annotated[Integer, Field(ge=1, le=_LONGEST)] = option(12, "tokens to draw")
     trained_length: Window | None = option(None, "M in tokens", unset="two thirds of the length")
     settings: Repeated = option((), "a parameter", key="set", metavar="METHOD.PARAMETER=VALUE", repeated=True)
 

@@ -14,7 +14,7 @@ from mesa.errors import Occupied, Refused
 from mesa.progress import Bar
 from mesa_lens.arguments import JsonOptions, ThreadOptions
 from probe.files import is_ours, write, write_result
-from probe.options import InputPath, Number, Seed, Text, Whole, option, options
+from probe.options import InputPath, Integer, Number, Seed, Text, option, options
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class ClaimOptions:
     """What is checked, and with what."""
 
     claim: Text | None = option(None, "check this claim only, with those named NAME-...", metavar="NAME")
-    M: Whole | None = option(None, "the window, in tokens", unset="each claim's own grid")
-    N: Whole | None = option(None, "the remap's window, in tokens", unset="each claim's own grid")
-    E: Whole | None = option(None, "the stair's width, in tokens", unset="each claim's own grid")
+    M: Integer | None = option(None, "the window, in tokens", unset="each claim's own grid")
+    N: Integer | None = option(None, "the remap's window, in tokens", unset="each claim's own grid")
+    E: Integer | None = option(None, "the stair's width, in tokens", unset="each claim's own grid")
     H: Number = option(0.5, "the threshold")
     dtype: Literal["float32", "float64"] = option("float64", "precision of the constructions")
     seed: Seed = option(0, "random seed of the weights that a proof leaves open")

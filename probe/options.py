@@ -31,7 +31,7 @@ _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     """An integer, or its decimal digits."""
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?(0|[1-9][0-9]{0,39})\s*", value):
         return int(value)
@@ -43,7 +43,7 @@ def _whole(value: Any) -> int:
 def _token_count(value: Any) -> int:
     """An integer, or one of thousands such as 16k: times 1024."""
     thousands = re.fullmatch(r"\s*([1-9][0-9]{0,11})[kK]\s*", value) if isinstance(value, str) else None
-    return 1024 * int(thousands[1]) if thousands else _whole(value)
+    return 1024 * int(thousands[1]) if thousands else _integer(value)
 
 
 def _finite(value: Any) -> float:
@@ -217,13 +217,13 @@ def _output(path: Path) -> Path:
     return path
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Integer = Annotated[int, BeforeValidator(_integer)]
 Number = Annotated[float, BeforeValidator(_finite)]
 Tokens = Annotated[int, BeforeValidator(_token_count), Field(ge=1, le=MAX_TOKENS)]
 Window = Annotated[int, BeforeValidator(_token_count), Field(ge=2, le=MAX_TOKENS)]
-Count = Annotated[Whole, Field(ge=1, le=MAX_COUNT)]
-CountOrZero = Annotated[Whole, Field(ge=0, le=MAX_COUNT)]
-Seed = Annotated[Whole, Field(ge=0, le=MAX_SEED)]
+Count = Annotated[Integer, Field(ge=1, le=MAX_COUNT)]
+CountOrZero = Annotated[Integer, Field(ge=0, le=MAX_COUNT)]
+Seed = Annotated[Integer, Field(ge=0, le=MAX_SEED)]
 Text = Annotated[str, BeforeValidator(_text)]
 TextName = Annotated[str, BeforeValidator(_text_name)]
 """What `probe.eval_tasks.sources.texts` reads: a file, a folder or a dataset of the hub."""

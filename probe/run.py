@@ -123,7 +123,7 @@ class Run(reader.StoredRun):
     @property
     def summary(self) -> Summary:
         """summary.json where it is of this store, else computed."""
-        return run_summary(self.folder, self) or report.whole_summary(self.analysis())
+        return run_summary(self.folder, self) or report.full_summary(self.analysis())
 
     def analysis(self, hook: str | None = None) -> Analysis:
         """`analyse` of the run, computed once a hook.

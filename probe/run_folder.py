@@ -288,7 +288,7 @@ def recorded(file: Path) -> JsonObject:
         else:
             with file.open(encoding="utf-8") as lines:
                 header = json.loads(lines.readline())
-            content, whole = header["settings"], is_whole(header)
+            content, whole = header["settings"], is_complete(header)
         if not isinstance(content["model"], str):
             return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -298,7 +298,7 @@ def recorded(file: Path) -> JsonObject:
     return content
 
 
-def is_whole(header: JsonObject) -> bool:
+def is_complete(header: JsonObject) -> bool:
     """Whether a journal's first line is what was written."""
     written = {key: value for key, value in header.items() if key != CHECKSUM}
     return header.get(CHECKSUM) is True or header.get(CHECKSUM) == checksum(written)

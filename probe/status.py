@@ -15,7 +15,7 @@ from probe.experiment.journal import REQUEST, JournalFile, read_journal
 from probe.experiment.pool import format_seconds
 from probe.files import JsonObject, read_result
 from probe.run_folder import LOCK, PROBE, REPORTED, Layout, RunFolder, layouts
-from probe.store.reader import EVALUATION, partial_path, store_of, stored_labels, whole_passes
+from probe.store.reader import EVALUATION, complete_passes, partial_path, store_of, stored_labels
 
 
 def _experiments() -> dict[str, Layout]:
@@ -206,7 +206,7 @@ def _probe_parts(run: RunFolder) -> Iterator[CommandStatus]:
         group = zarr.open_group(store, mode="r", use_consolidated=False)
         lengths = json.loads(str(group.attrs.get("lengths", "[]")))
         methods, prompts = ({*stored_labels(group, name)} for name in ("method", "prompt"))
-        captured, in_stages = len(whole_passes(store)), "stages" in group.attrs
+        captured, in_stages = len(complete_passes(store)), "stages" in group.attrs
         resume = resume_command("probe", run.path, json.loads(str(group.attrs.get(REQUEST, "null"))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refused(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error

@@ -94,7 +94,7 @@ def _attention_replaced(model: Any, function: Callable[..., Any], calls: Calls) 
         calls.windows.update(filter(None, [kwargs.get("local_size")]))
         return mask_function("sdpa")(**{**kwargs, "allow_is_causal_skip": False})
 
-    whole = structure.whole_prompts(decoder_of(model))
+    whole = structure.full_prompts(decoder_of(model))
     name = f"mesa_lens_check_{id(model):x}"  # its own: another thread may check another model
     with attention_called(model, name, function, mask), replaced(*whole):
         yield

@@ -98,7 +98,7 @@ def rotary_replaced(attachment: Any) -> AbstractContextManager[None]:
     ]
     paths = structure.paths(decoder)
     forwards += [(paths[path], "forward", partial(_unweighted, attachment, path)) for path in attachment.norms]
-    return replaced(*forwards, *structure.whole_prompts(decoder))
+    return replaced(*forwards, *structure.full_prompts(decoder))
 
 
 def _unweighted(attachment: Any, path: str, states: Tensor) -> Tensor:

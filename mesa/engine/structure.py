@@ -48,7 +48,7 @@ _SLICING = "_maybe_slice_kv_shared_inputs"
 """Gemma-4's method that leaves out prompt tokens in layers without keys of their own; a pass has them in all layers."""
 
 
-def whole_prompts(decoder: Any) -> list[tuple[Any, str, Any]]:
+def full_prompts(decoder: Any) -> list[tuple[Any, str, Any]]:
     """What `replaced` needs for a decoder to compute every token of a prompt in every layer."""
     return [(decoder, _SLICING, lambda *states, **_: states[:4])] if hasattr(decoder, _SLICING) else []
 
@@ -342,7 +342,7 @@ class _Probe:
 
         modules = {id(self.paths[path]): self.paths[path] for path, _ in self.rotaries}
         changes = [(module, "forward", _bound(forward, module, module.forward)) for module in modules.values()]
-        with replaced(*changes, *whole_prompts(self.decoder)):
+        with replaced(*changes, *full_prompts(self.decoder)):
             yield
 
     @contextmanager

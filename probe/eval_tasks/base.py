@@ -91,16 +91,16 @@ class EvalTask(ABC):
     about: str
     metrics: tuple[Metric, ...]
     batched: ClassVar[bool] = False
-    """Whether samples are run `Setting.batch` at a time."""
+    """Whether samples are run `PromptSpec.batch` at a time."""
 
     is_timed: ClassVar[bool] = False
     """Whether it measures time and memory itself, which checks of every layer would cost."""
 
     reads_depth: bool = False
-    """Whether the answer's place follows `Setting.depth`."""
+    """Whether the answer's place follows `PromptSpec.depth`."""
 
     reads_documents: bool = False
-    """Whether it reads `Setting.documents`."""
+    """Whether it reads `PromptSpec.documents`."""
 
     def passes(self, setting: PromptSpec) -> tuple[int, ...]:
         """The lengths that are run, one cell each; usually all."""

@@ -14,7 +14,7 @@ from mesa.methods import Method
 from probe.experiment.pool import Key
 from probe.files import JsonObject, checksum, difference
 from probe.options import options
-from probe.run_folder import CHECKSUM, is_whole, same_model
+from probe.run_folder import CHECKSUM, is_complete, same_model
 
 REQUEST = "request"
 """The key of what `recorded` gives, in a journal and in a store's attributes."""
@@ -76,7 +76,7 @@ def read_journal(path: Path) -> JournalFile:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(f"{path} is not a journal of a run; use --overwrite or another --out") from error
-    if not is_whole(header):
+    if not is_complete(header):
         raise Refused(f"{path}, line 1 is damaged: it is not what was written; use --overwrite or another --out")
     for number, line in enumerate(lines[:-1], 2):
         row: Any = None

@@ -57,7 +57,7 @@ def csv_bytes(numbers: xr.Dataset) -> bytes:
     check_size("csv", numbers)
     frame = numbers.to_dataframe(sorted(map(str, numbers.dims), key=_column_order)).reset_index()
     for name in (name for name, values in numbers.items() if values.attrs.get("units") in _WHOLE):
-        frame[name] = _whole(frame[name].to_numpy(float))
+        frame[name] = _integer(frame[name].to_numpy(float))
     for name in frame.select_dtypes(["float16", "float32"]):
         frame[name] = frame[name].astype(float)
     variables = [str(name) for name in numbers.data_vars]
@@ -108,8 +108,8 @@ def _column_order(name: str) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
-def _whole(values: np.ndarray) -> pd.Series:
-    """Whole numbers, blank where there is none; a column with a fraction in it stays as it is."""
+def _integer(values: np.ndarray) -> pd.Series:
+    """Integers, blank where there is none; a column with a fraction in it stays as it is."""
     finite = np.isfinite(values)
     if (values[finite] % 1).any():
         return pd.Series(values)

@@ -87,8 +87,8 @@ def missing_regions(store: Path) -> list[str]:
         return ["everything"]
     return [
         f"{hook} of method {method!r}, prompt {prompt!r}, layer {layer}"
-        for hook, method, prompt, layer, _, is_whole in _regions(store)
-        if not is_whole
+        for hook, method, prompt, layer, _, is_complete in _regions(store)
+        if not is_complete
     ]
 
 
@@ -97,7 +97,7 @@ def list_missing(missing: Sequence[str]) -> str:
     return f"{len(missing)} region(s) missing or cut short, the first is {missing[0]}" if missing else ""
 
 
-def whole_passes(store: Path) -> set[tuple[str, str]]:
+def complete_passes(store: Path) -> set[tuple[str, str]]:
     """The (method, prompt) pairs all of whose regions are complete."""
     regions = list(_regions(store))
     return {region[1:3] for region in regions} - {region[1:3] for region in regions if not region[-1]}
@@ -136,7 +136,7 @@ _SLICES = 16
 """Runs of consecutive indices that are read one by one; of more, all between the first and the last."""
 
 
-def check_whole(store: Path, groups: tuple[str, ...]) -> None:
+def check_complete(store: Path, groups: tuple[str, ...]) -> None:
     """Refused where a store, or one of its groups, has other attributes than when it was sealed.
 
     And where a chunk is missing of labels, or of an array in one of the groups: zarr would fill it in. An unfinished
@@ -276,7 +276,7 @@ def open_run(path: str | os.PathLike[str]) -> StoredRun:
         raise Refused(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")
     with _one_line_errors(path):
         groups = tuple(name for name in (EVALUATION, TOKENS) if (path / name).exists())
-        check_whole(path, groups)
+        check_complete(path, groups)
         hidden = _variables(path)
         evaluation, tokens = (
             _variables(path, name).load() if name in groups else None for name in (EVALUATION, TOKENS)

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from mesa.errors import Refused
 from probe.store.result_file import InWords, formerly
 from probe.thresholds.drift import FALSE_DETECTIONS, WARM_UP
-from probe.thresholds.search import CrossingRule, SearchWindow, layout_of, search, searches, whole_window
+from probe.thresholds.search import CrossingRule, SearchWindow, full_window, layout_of, search, searches
 
 # Where each method crosses the limits; and a control, what is found inside the window
 # The negative control of the rule `paper` is the same search and onset at places inside the window, and at M.
@@ -206,7 +206,7 @@ def search_and_control(
         pairs = _pairs(position, trained_length, rule, PLACES)
     except Refused as error:
         return search(hidden, trained_length, rule, reference), str(error)
-    whole = whole_window(position, trained_length, rule)
+    whole = full_window(position, trained_length, rule)
     places, partners = zip(*pairs, strict=True)
     crossings, *searched = searches(hidden, [whole], rule, reference, likely=places, counted=partners)
     return crossings, _control(hidden, trained_length, reference, pairs, searched, TOP, MIN_EVALUATED_DIMS)
@@ -396,7 +396,7 @@ def _drift_onset(at: xr.Dataset) -> DriftOnset:
     trusted, doubts = doubt == "", dict(zip(layers.tolist(), doubt.tolist(), strict=True))
     detected = np.flatnonzero(np.isfinite(first))
     row = detected[first[detected].argmin()] if detected.size else None
-    ends = [None if row is None else _whole(float(at[name].values[row])) for name in ("first", "low", "high")]
+    ends = [None if row is None else _integer(float(at[name].values[row])) for name in ("first", "low", "high")]
     length, trained_length = int(at.attrs["length"]), int(at.attrs["trained_length"])
     runs = (at["run"].values >= trained_length) & ~at["warm_up"].values
     evaluated = int(at["captured"].values[runs].sum())
@@ -430,5 +430,5 @@ def _drift_onset(at: xr.Dataset) -> DriftOnset:
     )
 
 
-def _whole(value: float) -> int | None:
+def _integer(value: float) -> int | None:
     return int(value) if np.isfinite(value) else None

@@ -189,7 +189,7 @@ def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, refere
         >>> crossings["crossing"].sel({"method": "origin", "layer": 2, "dim": 8}).item()  # tokens
         265.0
     """
-    return searches(hidden, [whole_window(hidden["position"].values, trained_length, rule)], rule, reference)[0]
+    return searches(hidden, [full_window(hidden["position"].values, trained_length, rule)], rule, reference)[0]
 
 
 def searches(
@@ -253,7 +253,7 @@ def searches(
 
 def check_positions(position: Sequence[int], trained_length: int, rule: CrossingRule) -> None:
     """Raises Refused, before anything is captured, if `search` could not work on these positions."""
-    layout_of(np.asarray(position), whole_window(position, trained_length, rule), rule)
+    layout_of(np.asarray(position), full_window(position, trained_length, rule), rule)
 
 
 def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
@@ -264,7 +264,7 @@ def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
     return moved.copy(data=mean.T.reshape(moved.shape)).transpose(*values.dims)
 
 
-def whole_window(position: Sequence[int] | np.ndarray, trained_length: int, rule: CrossingRule) -> SearchWindow:
+def full_window(position: Sequence[int] | np.ndarray, trained_length: int, rule: CrossingRule) -> SearchWindow:
     """The window of `search`: all that was captured."""
     return SearchWindow(trained_length, rule.warm_up, int(position[-1]))
 

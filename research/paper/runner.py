@@ -10,7 +10,7 @@ from typing import Any
 from probe.commands.eval.harness import Harness, run_harness
 from probe.commands.eval.run import run_evaluation as run_cells
 from probe.commands.probe.plan import ProbePlan
-from probe.commands.probe.run import check_fits, is_whole, remove_run, run_probe
+from probe.commands.probe.run import check_fits, is_complete, remove_run, run_probe
 from probe.commands.probe.verdict import run_summary
 from probe.evaluation import Evaluation, EvalWorker
 from probe.experiment.pool import LOCAL, Runner, Task, TasksLost, is_over
@@ -64,7 +64,7 @@ def _check_before_removal(config: PaperConfig, plans: Mapping[str, Any], out: Pa
 def _prepare_folder(config: PaperConfig, name: str, plan: Any, folder: Path, overwrite: bool) -> None:
     """Removes what a section's folder holds, or raises FileExistsError, naming what differs, for another run's."""
     if name == "probe":
-        remove_run(folder) if overwrite else is_whole(plan, folder)
+        remove_run(folder) if overwrite else is_complete(plan, folder)
         return
     experiment = Harness(plan, **_harness_options(config, name)) if SECTIONS[name].by_lm_eval else Evaluation(plan)
     if overwrite or (folder / experiment.journal).exists():
@@ -97,7 +97,7 @@ def _section(
 
 def _probe(plan: ProbePlan, folder: Path, until: float | None, runner: Runner) -> Outcome:
     """The summary of a probe run; a finished one is not run again."""
-    if is_whole(plan, folder) and (summary := run_summary(folder)):
+    if is_complete(plan, folder) and (summary := run_summary(folder)):
         return Outcome(summary)
     if is_over(until):
         return Outcome(left_out=_TIME_OVER)

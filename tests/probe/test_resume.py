@@ -24,7 +24,7 @@ from probe.experiment.journal import Journal
 from probe.experiment.pool import TasksLost
 from probe.files import read_result
 from probe.store import store
-from probe.store.reader import whole_passes
+from probe.store.reader import complete_passes
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -95,7 +95,7 @@ def test_a_terminated_run_goes_on_to_the_same_bytes(
     calls_seen = interrupt_at(monkeypatch, place, name, calls_before)
     assert main(command_line(model, out)) == 1
     assert f"interrupted; what is done is kept: the same command continues from {out}\n" in capsys.readouterr().err
-    assert name != "capture" or whole_passes(out / "store.zarr.partial") == {("origin", "repeated")}
+    assert name != "capture" or complete_passes(out / "store.zarr.partial") == {("origin", "repeated")}
     assert main(command_line(model, out)) == 0
     assert len(calls_seen) == calls  # nothing but the interrupted call is repeated
     same(out, uninterrupted)

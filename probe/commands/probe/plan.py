@@ -39,7 +39,7 @@ from probe.files import JsonObject
 from probe.request import EvalRequest, MethodsRequest, reference_method, say, warn_skipped
 from probe.run_folder import SHIPPED_TEXT, RunFolder
 from probe.store import store
-from probe.store.reader import partial_path, store_of, whole_passes
+from probe.store.reader import complete_passes, partial_path, store_of
 from probe.store.store import Template
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.search import CrossingRule, check_positions
@@ -467,7 +467,7 @@ class HiddenStates(Experiment):
 
     def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """The passes that the store lacks."""
-        done = whole_passes(partial_path(self.path))
+        done = complete_passes(partial_path(self.path))
         return pass_tasks(self.plan, done)
 
     def method(self, key: Key) -> Method | None:
@@ -554,7 +554,7 @@ def work(plan: ProbePlan, out: Path | None = None) -> Work:
     if out is not None:
         check_folder(plan, out)
         if path := store.find_store(store_of(out), template(plan)):
-            rows, captured = known_rows(out / JOURNAL), whole_passes(path)
+            rows, captured = known_rows(out / JOURNAL), complete_passes(path)
     failure, states = FailureByLength(evaluation_plan(plan, ()), plan.refine), HiddenStates(plan, Path())
     measured = failure.tasks(rows) if plan.request.samples else ()
     return [*work_of(failure, measured), *work_of(states, pass_tasks(plan, captured))]

@@ -79,11 +79,11 @@ _PROVENANCE = (
 class Drawn(NamedTuple):
     """Sections with figures, without heatmaps, the headline prompt's first; none of what was not evaluated."""
 
-    thresholds: list[Section]
-    curves: list[Section]
-    drift: list[Section]
-    map: list[Section]
-    distance: list[Section]
+    thresholds: Sequence[Section] = ()
+    curves: Sequence[Section] = ()
+    drift: Sequence[Section] = ()
+    map: Sequence[Section] = ()
+    distance: Sequence[Section] = ()
 
 
 def title(summary: Summary) -> str:
@@ -374,13 +374,13 @@ def drift_section(
 ) -> Section:
     """How far states are from their in-window range by position, and every method's onset on the prompt."""
     chart = states.drift_chart(drift, None if layers is None else list(layers), prompt, methods)
-    name, onsets = states.drift_name(drift, prompt), drift_onsets(_of_methods(drift, methods))
+    name, onsets = states.drift_name(drift, prompt), drift_onsets(_chosen(drift, methods))
     return Section(figures={name: chart}, tables=[drift_table(onsets, prompt, f"{name}-onsets")])
 
 
 def map_section(drift: xr.Dataset, prompt: str, methods: Sequence[str] | None = None) -> Section:
     """All layers' distances from their in-window range as a map."""
-    chart = states.drift_map(_of_methods(drift, methods), prompt)
+    chart = states.drift_map(_chosen(drift, methods), prompt)
     return Section("Where inside drift shows", figures={f"{states.drift_name(drift, prompt)}-map": chart})
 
 
@@ -413,7 +413,7 @@ def drift_export(
     sections = [drift_section(drift, prompt, layers, methods), map_section(drift, prompt, methods)]
     by_layer = ["limit", "first", "low", "high", "before", "false_positive_rate"]
     numbers = {"levels": ["level", "warm_up", *by_layer], "dims": ["centre", "range", "share"]}
-    values = _of_methods(drift, methods) if layers is None else _of_methods(drift, methods).sel(layer=list(layers))
+    values = _chosen(drift, methods, layers)
     exact = {f"{states.drift_name(drift, prompt)}-{name}": values[names] for name, names in numbers.items()}
     return Export(figures_of(sections), exact | tables_of(sections))
 
@@ -431,7 +431,7 @@ def distance_section(
         f"state-distance-{distance.attrs['hook']}",
         list(states.distance_layers(distance) if layers is None else layers),
     )
-    last = _of_methods(distance, methods).isel(window=-1).sel(layer=chosen)
+    last = _chosen(distance, methods, chosen).isel(window=-1)
     keys = ("ratio", "low", "high")
 
     def cells(at: xr.Dataset) -> list[str]:
@@ -452,9 +452,7 @@ def distance_export(
     check_labels(distance, "layer", layers or ())
     check_labels(distance, "method", methods or ())
     section = distance_section(distance, layers, methods)
-    values = (
-        _of_methods(distance, methods) if layers is None else _of_methods(distance, methods).sel(layer=list(layers))
-    )
+    values = _chosen(distance, methods, layers)
     return Export(figures_of([section]), {f"state-distance-{distance.attrs['hook']}": values} | tables_of([section]))
 
 
@@ -514,7 +512,7 @@ def curves_of(run: StoredRun, evidence: Evidence | None, methods: Sequence[str] 
     for predicted_of in tell("predicted").values():
         predicted |= predicted_of(run.folder, facts)
     onsets = [evidence.onset_of(result) for result in evidence.methods] if evidence else []
-    export = curves_export(_of_methods(evaluation, methods), measured, trained, onsets, predicted)
+    export = curves_export(_chosen(evaluation, methods), measured, trained, onsets, predicted)
     if evidence is None:
         return export
     return with_tables(export, evidence, methods, scores)
@@ -529,8 +527,10 @@ def with_tables(
     return replace(export, numbers={**export.numbers, **tables})
 
 
-def _of_methods(values: xr.Dataset, methods: Sequence[str] | None) -> xr.Dataset:
-    return values if methods is None else values.sel({"method": list(methods)})
+def _chosen(values: xr.Dataset, methods: Sequence[str] | None, layers: Sequence[int] | None = None) -> xr.Dataset:
+    """Of the values those of these methods and layers; None: of all."""
+    values = values if methods is None else values.sel({"method": list(methods)})
+    return values if layers is None else values.sel(layer=list(layers))
 
 
 def _failures(
@@ -636,7 +636,7 @@ def _written(run: StoredRun, by: str, known: Callable[[str], Derived | None]) ->
         analysis = analyse(run, by=by, work=search)
         bar.update()
     folder = run.folder
-    summary, former = whole_summary(analysis), report_files(folder)
+    summary, former = full_summary(analysis), report_files(folder)
     maps, drawn = Maps.of(analysis) if analysis.has_states else None, drawn_sections(analysis, summary)
     is_drawn = maps is not None and not derived and (folder / "figures" / "heatmaps.png") in former
     unfinished = folder / ".report.partial"
@@ -659,7 +659,7 @@ def _written(run: StoredRun, by: str, known: Callable[[str], Derived | None]) ->
     return summary
 
 
-def whole_summary(analysis: Analysis) -> Summary:
+def full_summary(analysis: Analysis) -> Summary:
     """The summary as summary.json has it: with the verdict, and the mark of the store that it is of."""
     evidence, run = summarize(analysis), analysis.run
     answer = verdict(evidence, findings_in(run.folder, facts_of(evidence)))
@@ -748,7 +748,7 @@ def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:
     prompt, run = analysis.prompt, analysis.run
     curves = [] if run.evaluation is None else [Section(figures=cast(Figures, curves_of(run, summary).figures))]
     if not analysis.has_states:
-        return Drawn([], curves, [], [], [])
+        return Drawn(curves=curves)
     hidden, search = analysis.hidden.sel(prompt=prompt), analysis.crossings.sel(prompt=prompt)
     drifts = {} if isinstance(analysis.drifts, str) else analysis.drifts
     pairs = analysis.best[:_THRESHOLDS]

@@ -232,7 +232,7 @@ def run_plan(plan: ProbePlan, out: Path, *, overwrite: bool, by: str, runner: Ru
     return summary, f"{heading}{terminal_text(summary)}\n\nwrote {out / 'report.html'}"
 
 
-def is_whole(plan: ProbePlan, out: Path) -> bool:
+def is_complete(plan: ProbePlan, out: Path) -> bool:
     """Whether the folder holds this very run with its report; FileExistsError, naming what differs, for another run."""
     return _store_of_run(plan, out) == reader.store_of(out) and run_summary(out) is not None
 
@@ -286,7 +286,7 @@ def _resumable(out: Path, overwrite: bool) -> Iterator[None]:
     except BaseException as error:
         whole, partial = reader.store_of(out), reader.partial_path(reader.store_of(out))
         is_measured = bool(known_rows(out / JOURNAL))
-        if not is_measured and not (partial.exists() and reader.whole_passes(partial)):
+        if not is_measured and not (partial.exists() and reader.complete_passes(partial)):
             store.discard(whole)
         if is_measured or partial.exists() or whole.exists():
             error.add_note(f"what is done is kept: {how_to_resume(out, overwrite)}")
@@ -552,7 +552,7 @@ class _Run:
         if self.has_states:
             return []
         return pass_tasks(
-            self.plan, reader.whole_passes(reader.partial_path(self.path)) if self._holds_passes() else ()
+            self.plan, reader.complete_passes(reader.partial_path(self.path)) if self._holds_passes() else ()
         )
 
     def _holds_passes(self) -> bool:

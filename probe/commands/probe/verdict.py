@@ -540,15 +540,15 @@ def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
     better = [row for row in others if (row.longest_passing or 0) > reference.longest_passing]
     if not better:
         return f"No method fixes it: none fails later than {name} ({counted(evidence)})."
-    whole = [row for row in better if row.failure.length is None]
+    lasting = [row for row in better if row.failure.length is None]
     part = [row for row in better if row.failure.length is not None]
     unsure = reference.failure.high is None
     return _joined(
         f"Cannot tell whether there is anything to fix: {name} may not fail." if unsure else "",
-        *(_whole(evidence, whole, reference, unsure) if whole else ()),
+        *(_lasting(evidence, lasting, reference, unsure) if lasting else ()),
         f"{several(part)} fail{verb(part)} later than {name}, {_fails(part)}." if part else "",
-        *against_truncation(evidence, others, whole),
-        _by_passkeys(evidence, whole) if _advised(whole, unsure) else "",
+        *against_truncation(evidence, others, lasting),
+        _by_passkeys(evidence, lasting) if _advised(lasting, unsure) else "",
         f"Not measured yet: {several(unmeasured)}." if unmeasured else "",
     )
 
@@ -647,7 +647,7 @@ def _is_none(drift: PromptDrift, method: str) -> bool:
     return onset.length is None and not onset.reason
 
 
-def _whole(evidence: Evidence, rows: MethodRows, reference: Row, unsure: bool) -> list[str]:
+def _lasting(evidence: Evidence, rows: MethodRows, reference: Row, unsure: bool) -> list[str]:
     """Those that do not fail up to the longest length, and the lowest tail NLL there.
 
     Their use is advised unless the reference's failure is `unsure`, or tail NLL alone judges them and not all of them
@@ -676,7 +676,7 @@ def _whole(evidence: Evidence, rows: MethodRows, reference: Row, unsure: bool) -
 
 
 def _advised(rows: MethodRows, unsure: bool) -> bool:
-    """Whether the use of methods that do not fail is advised; see `_whole`."""
+    """Whether the use of methods that do not fail is advised; see `_lasting`."""
     if unsure or not rows or rows[0].failure.chance:
         return False
     return rows[0].failure.evaluated_by != (NLL,) or all(map(beats, rows))

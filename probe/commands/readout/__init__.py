@@ -10,11 +10,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from probe.commands import Command
-from probe.options import Count, InputPath, Lengths, Names, RangeText, Text, TextName, Whole, option
+from probe.options import Count, InputPath, Integer, Lengths, Names, RangeText, Text, TextName, option
 from probe.request import LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
 from probe.run_folder import REPORTED, Layout
 
-Classes = Annotated[Whole, Field(ge=2, le=1000)]
+Classes = Annotated[Integer, Field(ge=2, le=1000)]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from mesa_lens.export import KINDS
 from probe.commands.anatomy import page as anatomy
 from probe.commands.anatomy.result import ANATOMY
 from probe.commands.locate import page as locate
-from probe.commands.probe.report import Maps, drawn_sections, report_files, sections, whole_summary, write_figures
+from probe.commands.probe.report import Maps, drawn_sections, full_summary, report_files, sections, write_figures
 from probe.figures.section import figures_of
 from probe.run import open_run
 
@@ -36,7 +36,7 @@ def exports(run):
 
 def test_every_figure_of_the_report_is_exported(folder):
     run = open_run(folder)
-    summary, drawn = whole_summary(run.analysis()), drawn_sections(run.analysis(), whole_summary(run.analysis()))
+    summary, drawn = full_summary(run.analysis()), drawn_sections(run.analysis(), full_summary(run.analysis()))
     shown = {re.sub(r"^curves-\d+$", "curves", name) for name in figures_of(sections(summary, run, drawn, {}, {}))}
     assert shown
     assert shown <= {*exports(run)}, "a figure of the report without its export; see `*_export` in report.py"
@@ -46,7 +46,7 @@ def test_every_figure_of_the_report_is_exported(folder):
 def test_every_figure_file_of_the_report_is_known_as_its_own(folder, monkeypatch):
     monkeypatch.setattr("probe.commands.probe.report.pictures", lambda _, forms: dict.fromkeys(forms, b""))
     analysis = open_run(folder).analysis()
-    write_figures(analysis, folder / "figures", Maps.of(analysis), drawn_sections(analysis, whole_summary(analysis)))
+    write_figures(analysis, folder / "figures", Maps.of(analysis), drawn_sections(analysis, full_summary(analysis)))
     written = {path for path in (folder / "figures").iterdir() if path.name != "plotly.min.js"}
     assert written
     assert written <= report_files(folder), "a file that no later report would remove; see _FIGURES in report.py"

@@ -3,7 +3,7 @@
 import pytest
 from synthetic import edit, hidden_states, write_run
 
-from probe.commands.probe.report import whole_summary
+from probe.commands.probe.report import full_summary
 from probe.commands.probe.verdict import SUMMARY, run_summary
 from probe.files import read_result, write_result
 from probe.store.reader import open_run
@@ -15,7 +15,7 @@ from probe.thresholds.analysis import analyse
 def reported(tmp_path):
     """A run with a summary of its own."""
     folder = write_run(tmp_path / "run", hidden_states(windows=2, layers=1, dims=2, prompts=("repeated",)))
-    SUMMARY.write(folder, whole_summary(analyse(open_run(folder))))
+    SUMMARY.write(folder, full_summary(analyse(open_run(folder))))
     (folder / "report.html").write_text("")
     return folder
 

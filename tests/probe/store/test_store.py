@@ -10,7 +10,15 @@ import xarray as xr
 import zarr
 
 from probe.store import reader, store
-from probe.store.reader import EVALUATION, hook_values, in_ranges, missing_regions, open_run, partial_path, whole_passes
+from probe.store.reader import (
+    EVALUATION,
+    complete_passes,
+    hook_values,
+    in_ranges,
+    missing_regions,
+    open_run,
+    partial_path,
+)
 
 METHODS, PROMPTS, LAYERS, POSITIONS, DIMS = ["origin", "mesa"], ["repeated"], [0, 3], [4, 5, 9], [7, 8]
 ATTRS = {"trained_length": 4, "model": "tiny", "spec": json.dumps({"dims": DIMS}), "created": "2026-01-01"}
@@ -72,7 +80,7 @@ def test_variables_have_axes_of_their_own(path):
         store.write(path, "pattern", "mesa", "repeated", 0, region("mesa", 0))
     values = {"k": np.arange(3.0)[:, None], "pattern": np.arange(24.0).reshape(2, 3, 4)}
     for hook, states in values.items():
-        assert whole_passes(partial_path(path)) == set()
+        assert complete_passes(partial_path(path)) == set()
         for method, layer in product(METHODS, LAYERS):
             store.write(path, hook, method, "repeated", layer, states + 100 * layer)
     store.finish(path)
@@ -218,9 +226,9 @@ def test_a_store_that_was_cut_short_goes_on(path):
     chunk.write_bytes(chunk.read_bytes()[:-1])
     chunk.with_name("0.5.partial").write_text("of a write that was killed")
     begin(path, attrs={**ATTRS, "created": "later"})
-    assert whole_passes(partial_path(path)) == set()
+    assert complete_passes(partial_path(path)) == set()
     store.write(path, "resid_post", "origin", "repeated", 3, region("origin", 3))
-    assert whole_passes(partial_path(path)) == {("origin", "repeated")}
+    assert complete_passes(partial_path(path)) == {("origin", "repeated")}
     store.write(path, "resid_post", "mesa", "repeated", 3, region("mesa", 3))
     store.finish(path)
     hidden = open_run(path).hidden
@@ -244,7 +252,7 @@ def test_an_unfinished_store_of_another_config_stays_without_overwrite(path, cha
         begin(path, **changes)
     assert len(missing_regions(partial_path(path))) == 1
     begin(path, **changes, overwrite=True)
-    assert not whole_passes(partial_path(path))
+    assert not complete_passes(partial_path(path))
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -276,7 +284,7 @@ def test_large_regions_are_many_chunks_in_one_file_and_small_ones_one(path, monk
     monkeypatch.setattr(reader, "_CHUNK", (2, 1))
     begin(path, dtype="float16")
     fill(path, skip=[("mesa", 3)])
-    assert whole_passes(partial_path(path)) == {("origin", "repeated")}
+    assert complete_passes(partial_path(path)) == {("origin", "repeated")}
     store.write(path, "resid_post", "mesa", "repeated", 3, region("mesa", 3))
     store.finish(path)
     values = open_run(path).hidden["resid_post"]

@@ -10,7 +10,7 @@ from summaries import ranked, typed, verdict
 from synthetic import evaluation, hidden_states, write_run
 
 from probe.commands.predict.result import FailureEstimate, MethodPrediction, Misfit, Prediction
-from probe.commands.probe.report import whole_summary
+from probe.commands.probe.report import full_summary
 from probe.request import ModelOptions
 from probe.store.reader import open_run
 from probe.store.result_file import as_json
@@ -20,7 +20,7 @@ M = 64
 
 
 def summarized(folder):
-    return as_json(whole_summary(analyse(open_run(folder))))
+    return as_json(full_summary(analyse(open_run(folder))))
 
 
 @pytest.fixture(scope="module")
