@@ -224,11 +224,11 @@ class Attachment:
         if index.shape[1] > 1:
             return positions(self.method.cached_position, index)
         number, place = divmod(int(index), STEPS)
-        known = self._cached_at
-        if known is None or known[0] != number:
+        cached = self._cached_at
+        if cached is None or cached[0] != number:
             steps = torch.arange(number * STEPS, (number + 1) * STEPS)[None]
-            known = self._cached_at = number, positions(self.method.cached_position, steps)
-        return known[1][:, place : place + 1]
+            cached = self._cached_at = number, positions(self.method.cached_position, steps)
+        return cached[1][:, place : place + 1]
 
     def _group(self, rows: Tensor, padding: Tensor, start: int, length: int, prompt: int) -> passes.RowGroup:
         """Rows with one padding, of whose `length` tokens those from `start` on are passed."""

@@ -77,12 +77,12 @@ class LinearPart(nn.Linear):
         """The part's output (..., rows)."""
         if is_plain(self.joint):
             return super().forward(input)
-        known = self.kept[0]
-        if known is None or known[0] is not input:
-            known = self.kept[0] = (input, self.joint(input))
+        cached = self.kept[0]
+        if cached is None or cached[0] is not input:
+            cached = self.kept[0] = (input, self.joint(input))
         if self.last:
             self.kept[0] = None
-        return self.take(known[1])
+        return self.take(cached[1])
 
 
 _FORWARDS = (nn.Linear.forward, LinearPart.forward)

@@ -80,7 +80,7 @@ Structure = Mapping[str, Attends]
 Examined = tuple[Structure, tuple[int, ...]]
 """How the model attends, and the layers that carry a state."""
 _of_model: WeakKeyDictionary[nn.Module, tuple[Family, Examined]] = WeakKeyDictionary()
-_known: dict[tuple[Any, ...], Examined] = {}
+_cache: dict[tuple[Any, ...], Examined] = {}
 _states: WeakKeyDictionary[nn.Module, CarriedState] = WeakKeyDictionary()
 
 
@@ -168,9 +168,9 @@ def _examined(model: Any) -> Examined:
         known = paths(decoder_of(model))
         config = {name: value for name, value in model.config.to_dict().items() if "attn_implementation" not in name}
         key = (type(model), repr(config), family, *((path, type(module)) for path, module in known.items()))
-        if key not in _known or not all(path in known for path in _known[key][0]):
-            _known[key] = _Probe(model).structure()
-        _of_model[model] = family, _known[key]
+        if key not in _cache or not all(path in known for path in _cache[key][0]):
+            _cache[key] = _Probe(model).structure()
+        _of_model[model] = family, _cache[key]
     return _of_model[model][1]
 
 

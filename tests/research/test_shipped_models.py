@@ -66,6 +66,7 @@ def test_a_recipe_is_a_model_that_plain_transformers_loads(recipe, tmp_path):
         torch.testing.assert_close(loaded.model(ids).logits, plain(ids).logits, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_weights_alone_are_measured_later(tmp_path):
     run(tmp_path, "--no-card")

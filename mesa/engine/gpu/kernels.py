@@ -54,22 +54,22 @@ def _rotate_plainly(
 
 
 def merge(total: Tensor, *part: Any) -> None:
-    """Merges a part's output into `total` (query, head, dim), in place and in one launch; see `merge_plainly`."""
+    """Merges a part's output into `total` (query, batch, head, dim), in place, in one launch; see `merge_plainly`."""
     triton = launch_kernels(total.device, total.dtype)
     triton.merge(total, *part) if triton else one_launch(merge_plainly, total, *part)
 
 
 def merge_plainly(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: Tensor | None = None) -> None:
-    """Adds a part's output (query, head, dim) and log-sum-exp (head, query) to what is there, over disjoint keys.
+    """Adds a part's output (query, batch, head, dim) and log-sum-exp (batch * head, query) to what is there.
 
-    sinks: a further term of each head's softmax as well, as a score (head,).
+    Over disjoint keys. sinks: a further term of each head's softmax as well, as a score (head,).
     """
     both = torch.logaddexp(log_sum, other)
-    share = (other - both).exp().nan_to_num(nan=0.0).t().unsqueeze(-1)  # NaN: neither part saw a key
+    share = _by_query((other - both).exp().nan_to_num(nan=0.0), total)  # NaN: neither part saw a key
     accurate = total.to(share.dtype)
     accurate = accurate + share * (output.to(share.dtype) - accurate)
     if sinks is not None:
-        accurate, both = accurate * _share_of_keys(both, sinks), torch.logaddexp(both, _scores_of(sinks, both))
+        accurate, both = accurate * _share_of_keys(both, sinks, total), torch.logaddexp(both, _scores_of(sinks, both))
     total.copy_(accurate)
     log_sum.copy_(both)
 
@@ -81,12 +81,17 @@ def add_sinks(total: Tensor, log_sum: Tensor, sinks: Tensor) -> None:
 
 def _sink(total: Tensor, log_sum: Tensor, sinks: Tensor) -> None:
     """Takes in a further term of each head's softmax, as a score (head,)."""
-    total.copy_(total * _share_of_keys(log_sum, sinks))
+    total.copy_(total * _share_of_keys(log_sum, sinks, total))
 
 
-def _share_of_keys(log_sum: Tensor, sinks: Tensor) -> Tensor:
-    """What sinks leave to keys (query, head, 1)."""
-    return (log_sum - _scores_of(sinks, log_sum)).sigmoid().t().unsqueeze(-1)
+def _share_of_keys(log_sum: Tensor, sinks: Tensor, total: Tensor) -> Tensor:
+    """What sinks leave to keys (query, batch, head, 1)."""
+    return _by_query((log_sum - _scores_of(sinks, log_sum)).sigmoid(), total)
+
+
+def _by_query(shares: Tensor, total: Tensor) -> Tensor:
+    """Numbers (batch * head, query) as factors of `total`, (query, batch, head, 1)."""
+    return shares.t().unflatten(1, total.shape[1:3]).unsqueeze(-1)
 
 
 def _scores_of(sinks: Tensor, log_sum: Tensor) -> Tensor:
@@ -115,7 +120,7 @@ def kernel_for(
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """The first kernel that is one for this and was found to do right on the device.
 
-    It gives attention of one launch's spans (query, batch * head, dim), and its log-sum-exp (batch * head, query), by
+    It gives attention of one launch's spans (query, batch, head, dim), and its log-sum-exp (batch * head, query), by
     query, key, value (batch, head, token, dim), from the spans' first ones to their last; the spans; their scoring;
     a cache of what is made once for all layers; and into where the output goes, a new tensor where that is None.
     carries: whether pairs that `holds` leaves out are there as well, with other queries; only `by_triton` does both.
@@ -169,7 +174,7 @@ def by_sdpa(
     output = scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=scoring.scale, enable_gqa=query.shape[1] != key.shape[1]
     )
-    return output.permute(2, 0, 1, 3).flatten(1, 2), None
+    return output.permute(2, 0, 1, 3), None
 
 
 def by_triton(
@@ -185,7 +190,7 @@ def by_triton(
     """
     batch, heads, tokens, dim = query.shape
     added = added and log_sum is not None
-    into = query.new_empty(tokens, batch * heads, dim) if into is None else into
+    into = query.new_empty(tokens, batch, heads, dim) if into is None else into
     log_sum = query.new_empty(batch * heads, tokens, dtype=torch.float32) if log_sum is None else log_sum
     states = query, carry_query, key, value, spans, scoring.scale, scoring.softcap, cache, into, log_sum, added
     triton_module().attend_spans(*states, chosen)
@@ -214,14 +219,16 @@ def by_varlen(
         "window_size": spans[0].window,
         "enable_gqa": True,
     }
-    output, log_sum = _varlen(into, *given, **options)
+    flat = into.flatten(1, 2) if into is not None and len(query) == 1 else None
+    output, log_sum = _varlen(flat, *given, **options)
     if log_sum.shape[0] != log_sum.shape[1]:
         by_head = log_sum.shape[0] == output.shape[1]
     else:  # as many queries as heads: the shape does not tell
         if "log-sum-exp by head" not in cache:
             cache["log-sum-exp by head"] = _log_sum_is_by_head(output)
         by_head = cache["log-sum-exp by head"]
-    return output, log_sum if by_head else log_sum.t()
+    output, log_sum = output.unflatten(1, query.shape[:2]), log_sum if by_head else log_sum.t()
+    return output if into is None else into if flat is not None else into.copy_(output), log_sum
 
 
 def _varlen(into: Tensor | None, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -263,7 +270,7 @@ def by_flex(
         query, key, value, score_mod=None if scoring.plain else _score(scoring),
         block_mask=cache[place], scale=scoring.scale, enable_gqa=True, return_aux=flex.AuxRequest(lse=True),
     )  # fmt: skip
-    output = output.permute(2, 0, 1, 3).flatten(1, 2)
+    output = output.permute(2, 0, 1, 3)
     return output if into is None else into.copy_(output), extra.lse.flatten(0, 1)
 
 
@@ -316,7 +323,7 @@ def _span_by_span(
                 key_position=scoring.key_position.narrow(0, low - first_key, high - low),
             )
         output, log_sum = attend(query.narrow(2, begin - first, end - begin), *keys, span, own)
-        results.append((output.permute(2, 0, 1, 3).flatten(1, 2), log_sum.flatten(0, 1)))
+        results.append((output.permute(2, 0, 1, 3), log_sum.flatten(0, 1)))
     outputs, log_sums = zip(*results, strict=True)
     log_sum = log_sums[0] if len(spans) == 1 else torch.cat(log_sums, 1)
     if into is None:
@@ -444,7 +451,7 @@ def _launches_differ(kernels: Any, device: torch.device) -> str | None:
         kernels.rotate(got, rows, states, *tables, layout)
         if error := differs([got], [expected], torch.float32, 1e-4):
             return error
-    states = drawn(40, 6, 12), drawn(6, 40), drawn(40, 6, 12), drawn(6, 40), drawn(3)
+    states = drawn(40, 2, 3, 12), drawn(6, 40), drawn(40, 2, 3, 12), drawn(6, 40), drawn(3)
     expected, got = ([part.clone() for part in states] for _ in range(2))
     merge_plainly(*expected)
     kernels.merge(*got)

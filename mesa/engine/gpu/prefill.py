@@ -204,17 +204,17 @@ class _Workspace:
     """Memory for what one part of a block needs: that of the output which is not computed yet, then new one."""
 
     def __init__(self, free: Tensor) -> None:
-        self.free = free.view(-1)
+        self.free = free.transpose(0, 1).flatten(1)  # by row of the batch
 
     def take(self, states: Tensor, tokens: int) -> Tensor:
         """An empty tensor (batch, head, token, dim) like some states, of `tokens` tokens."""
         batch, heads, _, dim = states.shape
-        size = batch * heads * tokens * dim
-        if size <= self.free.shape[0]:
-            flat, self.free = self.free[:size], self.free[size:]
+        size = heads * tokens * dim
+        if size <= self.free.shape[1]:
+            flat, self.free = self.free[:, :size], self.free[:, size:]
         else:
-            flat = states.new_empty(size)
-        return flat.view(tokens, batch, heads, dim).permute(1, 2, 0, 3)
+            flat = states.new_empty(batch, size)
+        return flat.unflatten(1, (tokens, heads, dim)).transpose(1, 2)
 
 
 class _Planner:
@@ -442,7 +442,7 @@ class _LayerRun:
         """The output, so far."""
         if self._total is None:
             batch, heads, tokens, dim = self.query.shape
-            self._total = self.query.new_empty(tokens, batch, heads, dim)
+            self._total = self.query.new_empty(batch, tokens, heads, dim).transpose(0, 1)
         return self._total
 
     def output(self) -> Tensor:
@@ -455,13 +455,13 @@ class _LayerRun:
         """Fills in the output of a block's queries."""
         tasks, log_sum, sinks = block.tasks, None, self.schedule.sinks
         if block.alone:
-            ((_, output, log_sum),) = self._outputs(tasks[0], _Workspace(self.query.new_empty(0)), None)
-            self._total, tasks = output.unflatten(1, (self.query.shape[0], -1)), ()
-        total = self.total.narrow(0, block.begin - self.start, block.end - block.begin).flatten(1, 2)
+            nothing = self.query.new_empty(0, *self.query.shape[:2], 0)
+            ((_, self._total, log_sum),), tasks = self._outputs(tasks[0], _Workspace(nothing), None), ()
+        total = self.total.narrow(0, block.begin - self.start, block.end - block.begin)
         if log_sum is None and not block.filled:
             total.zero_()
             if any(task.chosen is not None for task in tasks):
-                log_sum = total.new_full((total.shape[1], total.shape[0]), -math.inf, dtype=torch.float32)
+                log_sum = total.new_full((total[0, ..., 0].numel(), len(total)), -math.inf, dtype=torch.float32)
         for number, task in enumerate(tasks):
             log_sum = self._add(task, block.begin, total, log_sum, sinks if number == block.merged else None)
         if sinks is not None and log_sum is not None and block.merged is None:
@@ -470,7 +470,7 @@ class _LayerRun:
     def _add(
         self, task: _Task, begin: int, total: Tensor, log_sum: Tensor | None, sinks: Tensor | None = None
     ) -> Tensor:
-        """Adds a part to the output (query, batch * head, dim) of the queries from `begin` on; returns the log-sum-exp.
+        """Adds a part to the output (query, batch, head, dim) of the queries from `begin` on; returns the log-sum-exp.
 
         log_sum: of what is there; None where nothing is. sinks: to be taken in on the way, if any.
         """
@@ -497,7 +497,7 @@ class _LayerRun:
     def _outputs(
         self, task: _Task, workspace: _Workspace, into: Tensor | None, log_sum: Tensor | None = None
     ) -> list[tuple[tuple[int, int], Tensor, Tensor]]:
-        """The queries, the output (query, batch * head, dim) and the log-sum-exp of a part's launches.
+        """The queries, the output (query, batch, head, dim) and the log-sum-exp of a part's launches.
 
         One of all where they follow one another. into: where outputs go, those of the part's queries; None for memory
         of their own. log_sum: of what is there already, to which they are added; None where nothing is.
@@ -510,7 +510,7 @@ class _LayerRun:
         carry_query = None if task.carry_query is None else self._rotated(own, task.carry_query, workspace, weight)
         apart, results = None, []
         if into is None and any(launch.kernel in _DIRECT for launch in task.launches):
-            apart = workspace.take(self.query, high - low).permute(2, 0, 1, 3).flatten(1, 2)
+            apart = workspace.take(self.query, high - low).permute(2, 0, 1, 3)
         for kernel, spans, (first, last), (from_key, to_key) in task.launches:
             place, at, options = apart if into is None and kernel in _DIRECT else into, (first - low, last - first), {}
             if kernel is by_triton:

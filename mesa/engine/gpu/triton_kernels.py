@@ -69,16 +69,16 @@ def _strides(numbers: Tensor) -> tuple[int, int]:
 
 
 def merge(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: Tensor | None = None) -> None:
-    """Adds a part's output (token, head, dim) and log-sum-exp (head, token) to what is there, over disjoint keys.
+    """Adds a part's output (token, batch, head, dim) and log-sum-exp (batch * head, token) to what is there.
 
-    sinks: a further term of each head's softmax as well, as a score (head,).
+    Over disjoint keys. sinks: a further term of each head's softmax as well, as a score (head,).
     """
-    tokens, heads, dim = total.shape
+    tokens, batch, heads, dim = total.shape
     kernel: Any = _merge_kernel
-    kernel[triton.cdiv(tokens, _TOKENS), heads](
+    kernel[triton.cdiv(tokens, _TOKENS), batch * heads](
         total, log_sum, output, other, total if sinks is None else sinks, tokens,
-        *total.stride()[:2], *output.stride()[:2], *log_sum.stride(), *other.stride(),
-        1 if sinks is None else len(sinks), dim, triton.next_power_of_2(dim), sinks is not None, _TOKENS,
+        *total.stride()[:3], *output.stride()[:3], *log_sum.stride(), *other.stride(), heads, dim,
+        triton.next_power_of_2(dim), sinks is not None, _TOKENS,
     )  # fmt: skip
 
 
@@ -144,28 +144,29 @@ def _rotate_kernel(
 
 @triton.jit
 def _merge_kernel(
-    total, log_sum, output, other, sinks, tokens, total_token, total_head, output_token, output_head, log_head,
-    log_token, other_head, other_token, sinks_count, DIM: tl.constexpr, PADDED: tl.constexpr,
+    total, log_sum, output, other, sinks, tokens, total_token, total_batch, total_head, output_token, output_batch,
+    output_head, log_head, log_token, other_head, other_token, heads, DIM: tl.constexpr, PADDED: tl.constexpr,
     SINKS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    token, head = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64), tl.program_id(1).to(tl.int64)
+    token, number = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64), tl.program_id(1).to(tl.int64)
     inside, at = token < tokens, tl.arange(0, PADDED)
     here = inside[:, None] & (at < DIM)[None, :]
-    log_at = log_sum + head * log_head + token * log_token
+    text, head = number // heads, number % heads
+    log_at = log_sum + number * log_head + token * log_token
     one = tl.load(log_at, mask=inside, other=0.0).to(tl.float32)
-    two = tl.load(other + head * other_head + token * other_token, mask=inside, other=0.0).to(tl.float32)
+    two = tl.load(other + number * other_head + token * other_token, mask=inside, other=0.0).to(tl.float32)
     # Where neither part saw a key all is -inf, and differences of those would be NaN.
     largest = tl.maximum(one, two)
     nothing = largest == float("-inf")  # neither part saw a key
     safe = tl.where(nothing, 0.0, largest)
     both = safe + tl.log(tl.exp(one - safe) + tl.exp(two - safe))
     share = tl.where(nothing, 0.0, tl.exp(two - tl.where(nothing, 0.0, both)))
-    place = total + token[:, None] * total_token + head * total_head + at[None, :]
+    place = total + token[:, None] * total_token + text * total_batch + head * total_head + at[None, :]
     values = tl.load(place, mask=here, other=0.0).to(tl.float32)
-    added = output + token[:, None] * output_token + head * output_head + at[None, :]
+    added = output + token[:, None] * output_token + text * output_batch + head * output_head + at[None, :]
     values += share[:, None] * (tl.load(added, mask=here, other=0.0).to(tl.float32) - values)
     if SINKS:
-        sink = tl.load(sinks + head % sinks_count).to(tl.float32)
+        sink = tl.load(sinks + head).to(tl.float32)
         values = values * (1.0 / (1.0 + tl.exp(sink - both)))[:, None]
         highest = tl.maximum(both, sink)
         both = highest + tl.log(tl.exp(both - highest) + tl.exp(sink - highest))
@@ -192,7 +193,7 @@ def attend_spans(
     softcap: float | None, cache: dict[Any, Any], into: Tensor, log_sum: Tensor, added: bool,
     chosen: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Attention of spans of one `holds`, to `into` (query, batch * head, dim) and `log_sum` (batch * head, query).
+    """Attention of spans of one `holds`, to `into` (query, batch, head, dim) and `log_sum` (batch * head, query).
 
     query, key, value (batch, head, token, dim): those from the spans' first ones to their last. carry_query: the
     queries of pairs with a carry, where `holds` is a Carry without one. cache: what is made once for all layers. added:
@@ -228,7 +229,7 @@ def attend_spans(
         heads // key.shape[1],
         *(states.stride(axis) for states in (query, other) for axis in range(3)),
         *(part.stride(axis) for part in (key, value) for axis in range(3)),
-        into.stride(0), into.stride(1), log_sum.stride(0), log_sum.stride(1),
+        *into.stride()[:3], *log_sum.stride(),
         described, dim, padded, carry_query is not None, softcap is not None,
         any(span.farthest is not None for span in spans), added, chosen is not None, rows, columns,
         num_warps=warps, num_stages=stages,
@@ -303,7 +304,7 @@ def _over_span(
 def _spans_kernel(
     table, chosen, query, other, key, value, into, log_sum, scale, softcap, width, heads, group,
     query_batch, query_head, query_token, other_batch, other_head, other_token, key_batch, key_head_stride, key_token,
-    value_batch, value_head, value_token, into_token, into_head, log_head, log_token,
+    value_batch, value_head, value_token, into_token, into_batch, into_head, log_head, log_token,
     DESCRIBED: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, CARRIES: tl.constexpr, CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr, ADDED: tl.constexpr, CHOSEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -332,7 +333,7 @@ def _spans_kernel(
         value += batch * value_batch + key_head.to(tl.int64) * value_head
     residue = (row + phase) % width
     place = batch * heads + head
-    into += far[:, None] * into_token + place * into_head + at[None, :]
+    into += far[:, None] * into_token + batch * into_batch + head * into_head + at[None, :]
     log_sum += place * log_head + far * log_token
     # Output and log-sum-exp of other keys are one more "key", so that no launch merges them afterwards.
     if ADDED:

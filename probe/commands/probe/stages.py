@@ -90,7 +90,7 @@ class Stages(FailureByLength):
         super().__init__(plan, 0, not_compared)
         self.reference, self.lengths, self.texts, self.has_passkey = reference, lengths, texts, has_passkey
         self.trained, self.longest = plan.setting.trained_length, max(lengths)
-        self.looks, self._known = looks_of(texts), dict[Any, tuple[str, ...]]()
+        self.looks, self._cache = looks_of(texts), dict[Any, tuple[str, ...]]()
         self._plans = dict[int, dict[str, str]]()
         self.stage = STAGES[-1]
         self.fits: Callable[[Task], bool] = lambda task: True
@@ -404,10 +404,10 @@ class Stages(FailureByLength):
             return ()
         kept = {key: row for key, row in rows.items() if key[1] == self.reference and int(key[2]) <= self.trained}
         state = tuple((key, len(row["scores"])) for key, row in kept.items())
-        if state not in self._known:
+        if state not in self._cache:
             scores = self.scores(kept, [self.reference])
-            self._known[state] = measured_failure(scores, self.trained, self.reference).evaluated_by
-        return self._known[state]
+            self._cache[state] = measured_failure(scores, self.trained, self.reference).evaluated_by
+        return self._cache[state]
 
     def _ends(self, rows: JournalRows) -> tuple[int | None, int | None]:
         """The last length before those at which the reference fails on average, and the first of these; None: none."""

@@ -56,7 +56,7 @@ for number, (name, (target, shared)) in enumerate(TARGETS.items()):
     for dim in (64, 100, 128, 256):
         for carries, spans in (("carry" in title, spans) for title, spans in SPANS.items()):
             query, key, value = kernels.trial(spans, torch.bfloat16, dim)
-            into, log_sum = torch.zeros(query.shape[2], 4, dim, dtype=torch.bfloat16), torch.zeros(4, query.shape[2])
+            into, log_sum = torch.zeros(query.shape[2], 1, 4, dim, dtype=torch.bfloat16), torch.zeros(4, query.shape[2])
             for added in (None, log_sum):
                 scoring = kernels.Scoring(0.1, 2.0 if dim == 128 else None)
                 states = query, key, value, spans, scoring, {}, into

@@ -79,7 +79,9 @@ def test_states_are_turned_as_by_plain_operations(layout, by, dtype):
 @pytest.mark.filterwarnings("ignore:divide by zero encountered in log")
 @pytest.mark.parametrize("sinks", [0, 2, 4])
 def test_outputs_are_merged_as_by_plain_operations(sinks, dtype):
-    total, output, (log_sum, other) = drawn(37, 4, 12, dtype=dtype), drawn(37, 4, 12, dtype=dtype), drawn(2, 4, 37)
+    batch, heads = (1, 4) if sinks == 4 else (2, 2)
+    total, output = (drawn(batch, 37, heads, 12, dtype=dtype).transpose(0, 1) for _ in range(2))
+    log_sum, other = drawn(2, 4, 37)
     log_sum[0, 3] = other[0, 3] = other[1, 4] = log_sum[2, 5] = -torch.inf  # keys of neither, of one, of the other
     given = drawn(sinks) if sinks else None
     wanted, sums = total.float().clone(), log_sum.clone()
@@ -286,7 +288,7 @@ def test_queries_between_spans_see_nothing(monkeypatch):
     monkeypatch.setattr(triton_kernels, "_tile", lambda *_: (64, 32, 4, 2))
     spans = PairSpan((5, 100), (0, 100), 0, None), PairSpan((200, 290), (50, 290), 0, 10**12)
     scoring, given = kernels.Scoring(0.25), kernels.trial(spans, torch.float32, 16)
-    into, log_sum = torch.full((285, 4, 16), torch.nan), torch.full((4, 285), torch.nan)
+    into, log_sum = torch.full((285, 1, 4, 16), torch.nan), torch.full((4, 285), torch.nan)
     triton_kernels.attend_spans(given[0], None, *given[1:], spans, 0.25, None, {}, into, log_sum, False)
     for span in spans:
         (begin, end), (low, high) = span.queries, span.keys

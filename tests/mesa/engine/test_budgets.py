@@ -84,11 +84,11 @@ def padded():
 
 @pytest.mark.parametrize("name", list(padded()))
 def test_rows_of_different_padding_take_the_launches_of_one_text(name, row_of):
-    """A launch more gathers the output, as of any batch of several rows; a set of launches a row was eight times it."""
+    """A set of launches a row was eight times as many, and gathering the output twice the memory of keys and values."""
     one, padded = (row_of("llama-3-8b", make(name, 8192), batch) for batch in (1, 8))
-    assert padded["prefill launches"] <= one["prefill launches"] + 1
+    assert not budgets.over(padded), padded
+    assert padded["prefill launches"] <= one["prefill launches"]
     assert padded["decode launches"] == one["decode launches"] == 2
-    assert max(padded[column] for column in padded if column.endswith(("copies", "transfers"))) == 0
     assert padded["decode extra"] <= one["decode extra"] + 0.01
 
 

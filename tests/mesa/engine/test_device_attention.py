@@ -77,7 +77,7 @@ def attend(query, carry_query, key, value, spans, scale, softcap, known, into, l
     chosen = range(heads) if chosen is None else chosen.tolist()
     for row, head in itertools.product(range(batch), chosen):
         at = row * heads + head
-        own, log = into[:, at : at + 1], log_sum[at : at + 1]
+        own, log = into[:, row : row + 1, head : head + 1], log_sum[at : at + 1]
         if not added:
             own.zero_()
             log.fill_(-math.inf)
@@ -430,10 +430,10 @@ def test_what_is_compiled_gives_what_it_is_compiled_from(interleaved):
         wanted = rope.rotated(states, whole.cos()[rows], whole.sin()[rows], *given[3:])
         torch.testing.assert_close(turned[0][50 : 50 + tokens].permute(1, 2, 0, 3), wanted, atol=1e-5, rtol=0)
         total, log_sum, part, sinks = (
-            random(500, 8, 64),
+            random(500, 2, 4, 64),
             random(8, 500),
-            (random(tokens, 8, 64), random(8, tokens)),
-            random(8),
+            (random(tokens, 2, 4, 64), random(8, tokens)),
+            random(4),
         )
         log_sum[0, 60] = part[1][0, 10] = -math.inf  # no part sees a key
         merge, sink = kernels.merge_plainly, kernels._sink
@@ -488,7 +488,7 @@ def test_the_log_sum_exp_of_varlen_attention_is_read_right_for_as_many_queries_a
     for heads, tokens in ((4, 8), (8, 8), (2, 8)):  # in a batch of two: the second has 16 heads, the first 8
         query, key, value = states(tokens, heads=heads, key_heads=heads // 2, batch=2)
         expected = kernels.by_operations(query, key, value, spans, scoring, {})[1]
-        into = torch.empty(tokens, 2 * heads, query.shape[3], dtype=query.dtype)
+        into = torch.empty(tokens, 2, heads, query.shape[3], dtype=query.dtype)
         _, log_sum = kernels.by_varlen(query, key, value, spans, scoring, known, into)
         torch.testing.assert_close(log_sum, expected, check_dtype=False)
         assert tokens != 2 * heads or (log_sum.t() - expected).abs().max() > 1
