@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from pydantic import Field
@@ -44,12 +45,12 @@ def run(options: AppOptions) -> int:
     from mesa_lens.dashboard.runs import ROOT_VARIABLE
     from mesa_lens.dashboard.server import HOSTS_VARIABLE, host_name
 
-    store = _store(options)
     try:
         socket.getaddrinfo(options.host, options.port)
     except (OSError, UnicodeError) as error:
         raise Refused(f"--host {options.host!r} is not an address of this machine ({error})") from error
     allowed = [host_name(name) for name in options.allow_host]
+    store = _store(options)
     script = Path(__file__).parent / "dashboard" / "server.py"
     settings = {
         "server.address": options.host,
@@ -80,7 +81,8 @@ def _store(options: AppOptions) -> Path:
     if not options.store.is_dir():
         wrong = "is not a folder" if options.store.exists() else "is not there"
         raise Refused(
-            f"--store {options.store} {wrong}; give the folder that holds the runs, or leave --store out for an example"
+            f"--store {options.store} {wrong}; give the folder that holds the runs, or leave --store out "
+            f"where there is no {RUNS}/ here, for an example"
         )
     return options.store
 
@@ -88,6 +90,11 @@ def _store(options: AppOptions) -> Path:
 def _copy_example() -> None:
     """The finished run that comes with the package, in runs/; its report is written here, larger than the run."""
     print(f"no {RUNS}/ is here: the finished example is copied there, and its report written", file=sys.stderr)
-    shutil.copytree(Path(__file__).parent / "examples", RUNS)
-    for run in RUNS.iterdir():
-        subprocess.run([sys.executable, "-m", "mesa_lens", "report", str(run)], stdout=subprocess.DEVNULL, check=False)
+    with TemporaryDirectory(prefix=f".{RUNS}-", dir=".") as folder:
+        copy = Path(shutil.copytree(Path(__file__).parent / "examples", Path(folder) / RUNS))
+        for run in copy.iterdir():
+            command = [sys.executable, "-m", "mesa_lens", "report", str(run)]
+            if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+                again = f"mesa-lens report {RUNS / run.name}"
+                print(f"the report of {run.name} could not be written; `{again}` tries again", file=sys.stderr)
+        copy.rename(RUNS)

@@ -19,6 +19,7 @@ from mesa_lens.arguments import add_command
 from mesa_lens.running import run_experiment, run_options
 from probe.commands import Command, installed
 from probe.experiment.lock import interruptible
+from probe.request import said
 
 
 class _Once(argparse._StoreAction):
@@ -75,7 +76,7 @@ _ORDER = """
     check probe predict report config locate anatomy readout eval status app export methods verify fetch
 """.split()
 _OWN = ("report", "status", "app", "export", "methods", "verify", "fetch")
-"""The modules of this package that are commands of their own: each has `run`, HELP and EXAMPLE."""
+"""The modules of this package that are commands: each has HELP, and `run` and EXAMPLE or, with subcommands, `add`."""
 
 
 def parser(chosen: str | None = None) -> Parser:
@@ -93,7 +94,8 @@ def parser(chosen: str | None = None) -> Parser:
     for name in sorted(by_name, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
         command = by_name[name]
         if chosen not in (None, name):  # all options take 25 ms
-            commands.add_parser(name, help=command.help if isinstance(command, Command) else command.HELP)
+            about = command.help if isinstance(command, Command) else getattr(command, "HELP", None)
+            commands.add_parser(name, help=about)
             continue
         if isinstance(command, Command):
             add_command(
@@ -127,15 +129,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     A fault of ours keeps its traceback; --debug shows it for every error. For `-` it runs the commands on stdin.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv == ["-"]:
-        return _run_lines()
-    debug = "--debug" in argv
+    words = [word for word in argv if word != "--debug"]
+    debug = words != argv
+    said.clear()
     args = argparse.Namespace()
     if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for each other on busy cores keep each other from work
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read as torch is loaded
     try:
         with interruptible():
-            words = [word for word in argv if word != "--debug"]
+            if words == ["-"]:
+                return _run_lines(debug)
             parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words, args)
             return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
@@ -162,18 +165,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run_lines() -> int:
+def _run_lines(debug: bool) -> int:
     """Runs commands, one a line of stdin, in this process up to the first that fails; its exit code.
 
-    Torch and transformers are imported once, which takes several seconds.
+    Torch and transformers are imported once, which takes several seconds. Raises Refused for a line with an open quote.
     """
-    for line in sys.stdin:
-        words = shlex.split(line, comments=True)
-        if words and words != ["-"]:
+    former, flags = sys.argv[1:], ["--debug"] * debug
+    try:
+        for number, line in enumerate(sys.stdin, 1):
+            try:
+                words = shlex.split(line, comments=True)
+            except ValueError as error:
+                raise Refused(f"line {number} of stdin cannot be read ({error}): {line.strip()}") from error
+            if not words or set(words) <= {"-", "--debug"}:
+                continue
             sys.stderr.write(f"mesa-lens {shlex.join(words)}\n")
             sys.argv[1:] = words  # a folder's lock names its command
-            if code := main(words):
+            try:
+                code = main([*words, *flags])
+            except SystemExit as done:  # --help, --version
+                code = done.code if isinstance(done.code, int) else 1
+            if code:
                 return code
+    finally:
+        sys.argv[1:] = former
     return 0
 
 

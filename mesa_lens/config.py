@@ -149,14 +149,16 @@ def _not_taken(config: Any, keys: Mapping[str, Any]) -> str:
     """Why a config.json with these keys cannot be read, as the validators of its class say; empty where it can."""
     if not keys:
         return ""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers.utils import logging as transformers_logging
 
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
         type(config).from_dict(copy.deepcopy({**config.to_dict(), **keys}))
-    except Exception as error:
-        return f"{type(config).__name__} does not take it: {str(error).splitlines()[-1].strip()}"
+    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        why = str(error).strip() or type(error).__name__
+        return f"{type(config).__name__} does not take it: {why.splitlines()[-1].strip()}"
     finally:
         transformers_logging.set_verbosity(verbosity)
     return ""

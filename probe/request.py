@@ -225,7 +225,8 @@ def reference_method(methods: Sequence[str]) -> str:
     return "origin" if "origin" in methods else methods[0]
 
 
-_SAID = set[str]()
+said = set[str]()
+"""What this command has said on stderr; each command clears it."""
 _noted: ContextVar[list[str] | None] = ContextVar("noted", default=None)
 
 
@@ -245,13 +246,13 @@ def say(note: str) -> None:
     if (notes := _noted.get()) is not None:
         notes.append(note)
     else:
-        _SAID.add(note)
+        said.add(note)
         sys.stderr.write(f"{note}\n")
 
 
 def say_once(note: str) -> None:
     """The same of what was taken from a config, if anything needs saying, once."""
-    if note and note not in _SAID:
+    if note and note not in said:
         say(note)
 
 

@@ -30,7 +30,7 @@ class Failure(InWords):
     whether that is over prompts; else there are too few, and `after` and `high` are of the measured lengths alone.
     dips: shorter lengths at which it fails though it does not at a longer one. before: the measured length before.
     evaluated_by, chance: those of `RULES` that failure is evaluated by, and those that are at chance inside the window.
-    longest: the longest length it was measured at. unevaluated: those that were measured, and judge nothing.
+    longest: the longest length it was measured at. unevaluated: those that were measured, and decide nothing.
     """
 
     method: str

@@ -43,15 +43,36 @@ def test_without_runs_the_finished_example_is_copied(monkeypatch, tmp_path, caps
     monkeypatch.chdir(tmp_path)
     stores, commands = [], []
     monkeypatch.setattr(subprocess, "call", lambda *_, env: stores.append(Path(env["MESA_LENS_RUNS"])) or 0)
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command[-2:]))
+
+    def report(command, **_):
+        assert not Path("runs").exists()
+        commands.append(command[-2])
+        return subprocess.CompletedProcess(command, returncode=1)
+
+    monkeypatch.setattr(subprocess, "run", report)
     assert main(["app", "--no-browser"]) == 0
-    assert "no runs/ is here: the finished example is copied there" in capsys.readouterr().err
-    assert commands == [["report", "runs/smollm2-16k"]]
+    shown = capsys.readouterr().err
+    assert "no runs/ is here: the finished example is copied there" in shown
+    assert "the report of smollm2-16k could not be written; `mesa-lens report runs/smollm2-16k` tries again" in shown
+    assert commands == ["report"]
     parts = {part.command: part.left for part in status_of(Path("runs/smollm2-16k")).parts}
     assert parts == {"probe": 0, "locate": 0}
     assert main(["app", "--no-browser"]) == 0
     assert (capsys.readouterr().err, len(commands)) == ("", 1)
     assert stores == [tmp_path / "runs"] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--host", "no such host!"], 2), (["--allow-host", "*"], 2), (["--port", "8501"], 1)]
+)
+def test_what_is_refused_or_interrupted_leaves_no_example(monkeypatch, tmp_path, words, code):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", interrupted)
+    assert main(["app", "--no-browser", *words]) == code
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_what_is_no_host_is_refused(monkeypatch, tmp_path, capsys):

@@ -6,6 +6,9 @@ import io
 import json
 import re
 import shlex
+import signal
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from commands import main, parsers
 from mesa.engine.attention import EXECUTORS
 from mesa_lens import cli, status
 from probe.figures.section import Table, plain_table
+from probe.request import say_once
 
 PARSERS = parsers(cli.parser())
 
@@ -39,6 +43,63 @@ def test_commands_on_stdin_run_one_after_another_up_to_the_first_that_fails(monk
     first, second, refused = shown.err.splitlines()
     assert (first, second) == ("mesa-lens methods", "mesa-lens status 'no such folder'")
     assert refused.startswith("mesa-lens: no such folder is not there")
+    assert sys.argv == ["mesa-lens", "-"]
+
+
+def on_stdin(monkeypatch, lines, words=("-",)):
+    """The exit code of `mesa-lens -` with these lines."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    return main(words)
+
+
+def test_after_help_in_a_line_the_next_line_is_run(monkeypatch, capsys):
+    assert on_stdin(monkeypatch, "methods --help\n--version\nstatus nowhere\n") == 2
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[-1].startswith("mesa-lens ")
+    assert "nowhere is not there" in shown.err
+
+
+def test_a_line_with_an_open_quote_is_refused_by_its_number(monkeypatch, capsys):
+    assert on_stdin(monkeypatch, "methods\n status 'runs \n") == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "mesa-lens methods",
+        "mesa-lens: line 2 of stdin cannot be read (No closing quotation): status 'runs",
+    ]
+
+
+@pytest.mark.parametrize("words", [("-", "--debug"), ("--debug", "-")])
+def test_debug_is_of_every_line_on_stdin(monkeypatch, capsys, words):
+    assert on_stdin(monkeypatch, "methods\nstatus nowhere\n", words) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("mesa-lens methods\nmesa-lens status nowhere\nTraceback")
+
+
+def test_an_interrupt_while_waiting_for_a_line_is_one_line(monkeypatch, capsys):
+    def waiting():
+        yield "methods\n"
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("sys.stdin", waiting())
+    assert main(["-"]) == 1
+    assert capsys.readouterr().err.splitlines()[1:] == ["", "mesa-lens: interrupted; nothing half-written was left"]
+
+
+def test_every_line_on_stdin_says_what_it_took_from_the_config(monkeypatch, capsys):
+    def add(commands):
+        commands.add_parser("saying").set_defaults(run=lambda _: say_once("M is 256"))
+
+    monkeypatch.setattr(cli, "installed", lambda: {"saying": types.SimpleNamespace(add=add)})
+    assert on_stdin(monkeypatch, "saying\nsaying\n") == 0
+    assert capsys.readouterr().err.splitlines() == ["mesa-lens saying", "M is 256"] * 2
+
+
+def test_a_command_of_another_package_needs_no_help(monkeypatch, capsys):
+    other = types.SimpleNamespace(add=lambda commands: commands.add_parser("other"))
+    monkeypatch.setattr(cli, "installed", lambda: {"other": other})
+    assert main(["methods"]) == 0
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "    other\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", PARSERS)

@@ -194,3 +194,15 @@ def test_every_family_is_served_as_computed_or_not_at_all(family, name):
         assert served.notes
     else:
         assert (served_logits(model, served.config, ids) - ours).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("error", "why"), [(ValueError(), "ValueError"), (KeyError("factor"), "'factor'")])
+def test_a_refusal_without_a_text_names_its_kind(monkeypatch, error, why):
+    model = families.shared("llama")
+
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr(type(model.config), "from_dict", refuse)
+    served = serving(read_config("yarn", M), model.config, LENGTH)
+    assert served.notes == (f"LlamaConfig does not take it: {why}",)

@@ -643,7 +643,7 @@ def _written(run: StoredRun, by: str, known: Callable[[str], Derived | None]) ->
     shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
     try:
         unfinished.mkdir()
-        figures = Drawn([], drawn.curves, [], [], []) if is_drawn else drawn
+        figures = Drawn(curves=drawn.curves) if is_drawn else drawn
         write_figures(analysis, unfinished / "figures", None if is_drawn else maps, figures)
         write(unfinished / "report.html", render(analysis, summary, maps, drawn).encode())
         files = {file: folder / file.relative_to(unfinished) for file in unfinished.rglob("*") if file.is_file()}
