@@ -35,7 +35,7 @@ class ConstructedAttention(MptAttention):
         self,
         hidden_states: Tensor,
         position_bias: Tensor | None = None,
-        past_key_values: Any = None,
+        *args: Any,  # the cache, as which transformers passes it under one of two names, and the mask
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
@@ -43,7 +43,7 @@ class ConstructedAttention(MptAttention):
         batch, length = hidden_states.shape[:2]
         mixed = self.Wqkv(hidden_states)
         query, key, value = (part.view(batch, length, self.n_heads, -1).transpose(1, 2) for part in mixed.chunk(3, 2))
-        if (cache := cache_in({"past_key_values": past_key_values, **kwargs})) is not None:
+        if (cache := cache_in(kwargs)) is not None:
             key, value = cache.update(key, value, self.layer_idx)
         index = torch.arange(1 - key.shape[2], 1, device=key.device)
         scores = query @ key.transpose(-1, -2) + (self.slope * index).to(key.dtype)

@@ -76,7 +76,7 @@ def commands(text: str) -> list[str]:
 
 
 COMMANDS = sorted({command for page in PAGES for command in commands(page.read_text(encoding="utf-8"))})
-MENTIONED = {name for name in parsers(parser()) if " " in name} | {"mesa-lens"}
+MENTIONED = {name for name in parsers(parser()) if " " in name} | {"mesa-lens", "mesa-lens -"}
 """A name of a subcommand alone, such as `mesa-lens eval`, is no command to run where it needs arguments, or hours."""
 NAMES = MENTIONED - {"mesa-lens methods", "mesa-lens fetch", "mesa-lens verify"}
 RUN = [command for command in COMMANDS if command not in NAMES and not any(part in command for part in NOT_RUN)]

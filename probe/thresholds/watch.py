@@ -14,6 +14,7 @@ import mesa
 from mesa.decoder import decoder_of, layers_of, removed
 from mesa.errors import Refused
 from mesa.models import Loaded
+from mesa.outside import cache_in
 from mesa.progress import Bar
 from mesa.support import trained_length as stated_length
 from probe.eval_tasks.retrieval import first_ids
@@ -147,7 +148,7 @@ def watch(
     watching = StateWatch(StateReference.fit(inside), mean, window, limit, false, len(ratios))
 
     def begin(module: Any, args: Any, options: Any) -> None:
-        cached = options.get("past_key_values")
+        cached = cache_in(options)
         watching.begin(0 if cached is None else int(cached.get_seq_length()), options.get("attention_mask"))
 
     hooks = [

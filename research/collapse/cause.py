@@ -41,13 +41,13 @@ def main(args: argparse.Namespace) -> None:
     windows = text_windows(heldout_ids(loaded.tokenizer), max(TIMES) * trained, WINDOWS, trained // 4)
     prompts = {times: tail_prompts(windows, first_ids(loaded.tokenizer), times * trained) for times in TIMES}
     methods = methods_of(trained, CONFIGS)
-    inside = norms(model, methods["origin"], prompts[1], trained, slice(None))  # (layer, head, text)
+    inside = norms(model, methods["origin"], prompts[1], slice(None))  # (layer, head, text)
     least = torch.from_numpy(inside.mean(-1)).float()
     fitted = StateReference.fit(states(model, methods["origin"], prompts[1], trained)[0][0])
     heads, losses = list[dict[str, Any]](), list[dict[str, Any]]()
     entropy = {times: entropies(model, prompts[times], trained) for times in TIMES}
     for name, method in methods.items():
-        last = {times: norms(model, method, prompts[times], trained, slice(-(trained // 4), None)) for times in TIMES}
+        last = {times: norms(model, method, prompts[times], slice(-(trained // 4), None)) for times in TIMES}
         for times in TIMES[1:]:
             ratio = np.log(last[times] / last[1])
             for layer, head in np.ndindex(ratio.shape[:2]):
@@ -87,7 +87,7 @@ def by_head(model: Any, values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def norms(model: Any, method: Method, prompts: Sequence[np.ndarray], trained: int, tokens: slice) -> np.ndarray:
+def norms(model: Any, method: Method, prompts: Sequence[np.ndarray], tokens: slice) -> np.ndarray:
     """Mean norm of each head's output over tokens, (layer, head, text)."""
     parts = []
     for begin in range(0, len(prompts), BATCH):
@@ -140,7 +140,7 @@ def report(heads: Any, losses: Any, trained: int) -> None:
     for (name, length), part in heads.groupby(["config", "length"], sort=False):
         shorter = part.log_ratio + part.log_ratio_width < 0
         mean = part.log_ratio.mean()
-        text = f"{name} {length}: {shorter.sum()} of {len(part)} heads are shorter, mean log ratio {mean:.3f}"
+        text = f"{name} {length}: {shorter.sum()} of {len(part)} heads are shorter, mean log ratio {mean:z.3f}"
         if name == "origin":
             wider = part.entropy - part.entropy_width > 0
             text += f"; entropy above in {wider.sum()}, in both {(shorter & wider).sum()}"
@@ -157,9 +157,9 @@ def report(heads: Any, losses: Any, trained: int) -> None:
             back = (values[False, length] - values[True, length]).to_numpy()
             share = back.sum() / excess.sum()
             ends = np.quantile((weights @ back) / (weights @ excess), [0.025, 0.975])
-            print(f"{name} {length}: excess {excess.mean():.3f}, back {share:.2f} {ends.round(2)}")
+            print(f"{name} {length}: excess {excess.mean():z.3f}, back {share:z.2f} {ends.round(2)}")
         cost = (values[True, trained] - values[False, trained]).mean()
-        print(f"{name}: the edit costs {cost:.3f} within M")
+        print(f"{name}: the edit costs {cost:z.3f} within M")
 
 
 if __name__ == "__main__":

@@ -104,6 +104,10 @@ class Stages(FailureByLength):
         """As for Experiment, and Refused for scores that are not those of their task."""
         journal = Experiment.open_journal(self, out, overwrite=overwrite)
         check_scores(journal, self.plan, equal=False)
+        for key in [
+            EvalKey(str(task), str(name), int(length)) for task, name, length in journal.rows
+        ]:  # a run may have ended between two rows
+            self._share(journal, key)
         return journal
 
     def is_needed(self, task: Task) -> bool:
@@ -114,29 +118,32 @@ class Stages(FailureByLength):
         """Nothing: the next run begins it."""
 
     def record(self, journal: Journal, task: Task, value: Any) -> None:
-        """Adds its scores to those of the row."""
+        """Adds its scores to those of the row, and to those of methods that do the same there."""
         former = journal.rows.get(task.key, {})
         if value is not None and former:
             peaks = [row["peak_mib"] for row in (former, value) if row["peak_mib"] is not None]
-            value = {"peak_mib": max(peaks, default=None), "scores": [*former["scores"], *value["scores"]]}
+            value = {"peak_mib": max(peaks, default=None), "scores": [*former["scores"], *_new(former, value)]}
         super().record(journal, task, value)
-        done = eval_key(task)
-        for name in self.plan.methods:  # what does the same there is measured with it
+        self._share(journal, eval_key(task))
+
+    def _share(self, journal: Journal, done: EvalKey) -> None:
+        """Gives what a cell holds to the cells of methods that do the same there."""
+        for name in self.plan.methods:
             key = done._replace(method=name)
             if key != done and self._alike(key) == self._alike(done):
-                there, former = self._values(journal.rows, key), journal.rows.get(key, {"scores": []})
-                scores = [score for score in journal.rows[done]["scores"] if score["sample"] not in there]
-                journal.add(key, {**journal.rows[done], "scores": [*former["scores"], *scores]})
+                former, row = journal.rows.get(key, {"scores": []}), journal.rows[done]
+                if scores := _new(former, row):
+                    journal.add(key, {"peak_mib": row["peak_mib"], "scores": [*former["scores"], *scores]})
 
     def _alike(self, key: EvalKey) -> EvalKey:
-        """The cell of the first method that does the same there: tail NLL, where plans are equal."""
-        methods = self.plan.methods
-        if key.task == TAIL.name and key.length not in self._plans:
-            plans = {name: method.plan(key.length) for name, method in methods.items()}
-            self._plans[key.length] = {
-                name: next(first for first in plans if plans[first] == of) for name, of in plans.items()
-            }
-        return key._replace(method=self._plans[key.length][key.method]) if key.task == TAIL.name else key
+        """The cell of the first method that does the same there: tail NLL, where plans, layers and heads are equal."""
+        if key.task != TAIL.name:
+            return key
+        if key.length not in self._plans:
+            does = {name: (of.layers, of.heads, of.plan(key.length)) for name, of in self.plan.methods.items()}
+            first = {name: next(other for other in does if does[other] == of) for name, of in does.items()}
+            self._plans[key.length] = first
+        return key._replace(method=self._plans[key.length][key.method])
 
     # What is next
 
@@ -471,6 +478,12 @@ class Stages(FailureByLength):
             cells |= self._nll(names, [middle], first) | self._nll([self.reference], [middle], 2 * FEW)
         cells = {self._alike(key): count for key, count in cells.items()}
         return [task for key, count in cells.items() for task in self._tasks_of(key, self._order(key.task)[:count])]
+
+
+def _new(former: JsonObject, row: JsonObject) -> list[JsonObject]:
+    """The scores of a row whose samples a former one lacks."""
+    there = {score["sample"] for score in former["scores"]}
+    return [score for score in row["scores"] if score["sample"] not in there]
 
 
 def passkey_check(tokenizer: Any, plan: EvalPlan) -> Callable[[int], bool]:

@@ -30,12 +30,16 @@ class ReadoutRequest(MethodsRequest):
     properties: Names = option(
         ("previous-1",),
         "what is probed: previous-K (the token K before), position, open-line, open-string, labels, with commas; none: "
-        "the lens alone; passkey-digit: prompts with a passkey, its first digit",
+        "the lens alone; passkey-digit, on its own: passkey prompts, the key's first digit, without lens and distances",
         key="probe",
     )
     lengths: Lengths | None = option(None, f"{LENGTHS_HELP}; M is added", unset="M, 2x M and 4x M")
-    samples: Count = option(64, "texts; probes are trained on half of them, and read on the others")
-    tokens: Count | None = option(None, "last tokens of each text that are read", unset="96, or M/4 where that is less")
+    samples: Count = option(64, "texts, or passkey prompts; probes are trained on half of them, and read on the others")
+    tokens: Count | None = option(
+        None,
+        "last tokens of each text that are read, at least 2",
+        unset="96, or M/4 where that is less; a passkey's question",
+    )
     classes: Classes = option(20, "how many of the most frequent tokens previous-K tells apart")
     hook: Text = option("resid_post", "TransformerLens hook that is read; the lens reads resid_post alone")
     layers: RangeText = option("all", "layers to read, e.g. 0-10, both ends included; the last is added")

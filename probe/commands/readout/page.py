@@ -73,13 +73,13 @@ def _scores_text(row: ProbeRead, reference: str) -> str:
 
 def _answered(summary: Readout) -> Iterator[str]:
     """By method at the longest length: how many passkeys the model says, and what is read where it says another."""
-    layer = summary.best_layer("passkey-digit")
-    for row in having(summary.answers, length=summary.lengths[-1], layer=layer):
+    best, longest = summary.best_layer("passkey-digit"), summary.lengths[-1]
+    for row in having(summary.answers, length=longest, layer=_shown_layer(summary, "passkey-digit")):
         text = f"Passkeys, {row.method} at {row.length} tokens: the model answers {row.n - row.wrong} of {row.n}"
-        if row.wrong:
+        if row.wrong and best is not None and longest > summary.trained_length:
             text += (
                 f"; of the {row.wrong} others the probe trained at M reads the first digit in {ranged(*row.transfer)} "
-                f"(layer {layer}), one trained here in {ranged(*row.refit)}"
+                f"(layer {best}), one trained here in {ranged(*row.refit)}; chance is one in nine"
             )
         yield f"{text}."
 

@@ -186,6 +186,8 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
     of_passkeys = PASSKEY_DIGIT in names
     default = len(encode(tokenizer, PASSKEY_QUESTION)) if of_passkeys else min(_DEFAULT_TOKENS, max(1, trained // 4))
     tokens = request.tokens or default
+    if tokens < 2:
+        raise Refused("--tokens 1: of the last token no next one is known; read 2 or more")
     before = max([int(match[1]) for name in names if (match := _PREVIOUS.fullmatch(name))], default=0)
     if tokens + before > trained // 2:
         raise Refused(
@@ -194,6 +196,10 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
         )
     layers = _layers(request, config)
     check_prompts(lengths[-1], request.samples)
+    if of_passkeys and request.samples < 2 * LEAST:
+        raise Refused(
+            f"--samples {request.samples}: half of the prompts train, at least {LEAST}; give {2 * LEAST} or more"
+        )
     if of_passkeys:
         passkeys = {length: _passkeys(request, tokenizer, length) for length in lengths}
         windows = [np.array(prompt.ids) for prompt in passkeys[lengths[-1]]]
@@ -532,7 +538,8 @@ STRENGTHS = {"classes": (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "numbers": (1e4, 1e3, 1e2
 """C of LogisticRegression and alpha of Ridge that are tried, from the strongest penalty to the weakest."""
 FOLDS, RESAMPLES = 3, 1000
 _ITERATIONS = 1000
-_LEAST = 20  # labels to train on
+LEAST = 20
+"""Labels to train on."""
 FEW_TYPES = 20
 """Token types with labels, by their entropy, below which a control by type says nothing: a probe learns any of them."""
 
@@ -691,8 +698,8 @@ def _array(values: Any) -> np.ndarray:
 
 def check_labels(labels: np.ndarray, groups: np.ndarray, kind: str, what: str = "labels") -> None:
     """Refused for too few labels, one class or value, or one text."""
-    if len(labels) < _LEAST:
-        raise Refused(f"{what}: {len(labels)} to train on are fewer than {_LEAST}; give more texts or labels")
+    if len(labels) < LEAST:
+        raise Refused(f"{what}: {len(labels)} to train on are fewer than {LEAST}; give more texts or labels")
     if kind == "numbers" and not np.isfinite(labels).all():
         raise Refused(f"{what}: a label is not a finite number; leave it out")
     if len(values := np.unique(labels)) < 2:

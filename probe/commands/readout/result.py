@@ -62,7 +62,7 @@ class ProbeRead:
     strength: Number
     """C or alpha of the probe trained at this length, chosen on the training texts."""
     chance: Number
-    """The score of the most frequent label, or of the mean, of the training texts."""
+    """The score of the training texts' most frequent label, or mean; of each token type's where types are few."""
     inside: Interval
     """At M."""
     transfer: Interval
@@ -72,7 +72,7 @@ class ProbeRead:
     by_reference: Interval
     """At this length, by the reference's probe trained at M."""
     control: Interval
-    """`inside` of random labels by token type."""
+    """`inside` of random labels by token type; by text where types are few."""
     control_refit: Interval
     """`refit` of these."""
     selectivity: Interval

@@ -594,7 +594,8 @@ __all__ = ["estimate", "plan", "run_and_report"]
 def estimate(plan: ReadoutPlan, out: Path, *more: Any, overwrite: bool) -> Estimate:
     """What a plan takes."""
     text, passes = estimated(ReadoutExperiment, plan, out, *more, overwrite=overwrite)
-    return f"{text}\nthen {len(plan.probes)} probes, a few seconds each", passes
+    answers = "the passkeys' answers, which are not counted, and " if plan.passkeys else ""
+    return f"{text}\nthen {answers}{len(plan.probes)} probes, a few seconds each", passes
 
 
 def run_and_report(

@@ -63,9 +63,9 @@ def test_a_forward_that_computes_all_logits_whatever_it_gets_is_scored_as_well(l
     expected = nll(loaded.model, ids, 20), scoring.greedy(loaded.model, [prompt.ids], 3)
     forward = cls.forward
 
-    def without(self, input_ids=None, attention_mask=None, past_key_values=None, use_cache=None, **kwargs):
+    def without(self, input_ids=None, attention_mask=None, use_cache=None, **kwargs):
         assert "logits_to_keep" not in kwargs
-        return forward(self, input_ids, attention_mask, past_key_values=past_key_values, use_cache=use_cache)
+        return forward(self, input_ids, attention_mask, use_cache=use_cache, **kwargs)
 
     monkeypatch.setattr(cls, "forward", without)
     torch.testing.assert_close(nll(loaded.model, ids, 20), expected[0], atol=1e-6, rtol=0)

@@ -129,8 +129,8 @@ def test_report_stands_alone_and_escapes(summary, folder):
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text)
     assert text.count("<figure ") == 2 + 1 + 2 + 4 + 2  # curves, map, drift, thresholds, both heatmaps
     assert (
-        text.count('class="plotly-graph-div"') == 2 + 1 + 2 * 2 + 2 * 4 + 2
-    )  # the panels of drift and thresholds apart
+        text.count('class="plotly-graph-div"') == 2 + 1 + 2 * 2 + 4 + 2
+    )  # the panels of drift apart, those of thresholds one above the other
     places = (
         "origin</abbr> is the unmodified model",
         "by prompt length",

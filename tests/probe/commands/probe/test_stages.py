@@ -1,11 +1,13 @@
 """What a run in stages measures next, and how often it decides wrongly, on drawn losses of the shipped model."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from mesa.methods import make
 from probe.commands.probe.stages import Stages, candidates, in_order
+from probe.eval_tasks.base import EvalKey
 from probe.statistics import ONE_LOOK, Confidence, confidence_of, looks_of, student
 from probe.thresholds.failure import decided, measured_failure
 from research.sequential.run import TAILS, Simulated, at_threshold, on_curves
@@ -110,23 +112,47 @@ def test_brackets_hold_what_the_means_say_at_every_stage(simulated):
     assert widths[-1] <= 96
 
 
-def test_methods_that_do_the_same_at_a_length_are_measured_once(simulated):
-    stages, rows = Stages(simulated.evaluation, "origin", simulated.lengths, 20), {}
-    journal = SimpleNamespace(rows=rows, add=rows.__setitem__)
+def test_methods_that_do_the_same_at_a_length_are_measured_once(simulated, tmp_path):
+    methods = {**simulated.evaluation.methods, "mesa:heads=1:0": make("mesa", 256, heads="1:0")}
+    evaluation = replace(simulated.evaluation, methods=methods)
+
+    def begun(**options):
+        stages = Stages(evaluation, "origin", simulated.lengths, 20)
+        return stages, stages.open_journal(tmp_path, **options)
+
+    stages, journal = begun()
     measured = set()
-    while tasks := stages.tasks(rows):
+    while tasks := stages.tasks(journal.rows):
         task, new = tasks[0], {}
-        measure(stages, new, simulated, np.zeros(20), [task])
+        simulate = task.key if task.key[1] in simulated.methods else (task.key[0], "mesa", task.key[2])
+        measure(stages, new, simulated, np.zeros(20), [replace(task, key=simulate)])
         if task.key[0] == "nll":
             measured.add(task.key)
-        stages.record(journal, task, new[task.key])
+        stages.record(
+            journal, task, {**new[simulate], "scores": [{**each, "seconds": 0.0} for each in new[simulate]["scores"]]}
+        )
+        if len(measured) in (3, 9):  # ended and begun again
+            stages, journal = begun()
     at_trained = {name for _, name, length in measured if length == 256}
-    assert at_trained == {"origin", "rerope"}  # dynamic-ntk and mesa change nothing up to M
-    for name in simulated.methods:
-        samples = [score["sample"] for score in rows["nll", name, 256]["scores"]]
+    assert at_trained == {"origin", "rerope", "mesa:heads=1:0"}  # dynamic-ntk and mesa change nothing up to M
+    for name in methods:
+        samples = [score["sample"] for score in journal.rows["nll", name, 256]["scores"]]
         assert len(samples) == len({*samples}) >= 3
-    assert rows["nll", "mesa", 256] == rows["nll", "dynamic-ntk", 256]
-    assert {name for _, name, length in measured if length > 256} == {*simulated.methods}
+    assert journal.rows["nll", "mesa", 256]["config"]["name"] == "mesa"
+    assert {name for _, name, length in measured if length > 256} == {*methods}
+    left, journal = begun()
+    assert left.tasks(journal.rows) == []
+
+
+def test_cells_of_a_run_that_ended_between_two_rows_are_shared(simulated, tmp_path):
+    stages = Stages(simulated.evaluation, "origin", simulated.lengths, 20)
+    journal, key = stages.open_journal(tmp_path), EvalKey("nll", "origin", 256)
+    scores = [{"length": 256, "sample": text, "metric": "nll", "value": 2.0, "seconds": 0.0} for text in (0, 16, 8)]
+    journal.add(key, {"peak_mib": None, "scores": scores})
+    stages = Stages(simulated.evaluation, "origin", simulated.lengths, 20)
+    rows = stages.open_journal(tmp_path).rows
+    assert rows["nll", "mesa", 256]["scores"] == rows["nll", "dynamic-ntk", 256]["scores"] == scores
+    assert ("nll", "rerope", 256) not in rows
 
 
 def test_passkeys_count_once_every_method_has_them(simulated):

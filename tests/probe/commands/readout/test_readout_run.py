@@ -162,6 +162,7 @@ def test_labels_of_the_users_are_read_by_token_and_by_character(folder, tmp_path
         (["--lengths", "80"], f"--lengths 80 is below M = {M}"),
         (["--tokens", "100"], "--tokens 100, and 1 before them, are more than half of the trained length 160"),
         (["--hook", "nonsense"], "unknown hook 'nonsense'"),
+        (["--tokens", "1"], "--tokens 1: of the last token no next one is known"),
         (["--layers", "9"], "layer 9-9 is out of range"),
         (["--lengths", "50k"], "51200 are needed; give a longer text"),
     ],
