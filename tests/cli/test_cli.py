@@ -77,7 +77,7 @@ def test_debug_is_of_every_line_on_stdin(monkeypatch, capsys, words):
 def test_an_interrupt_while_waiting_for_a_line_is_one_line(monkeypatch, capsys):
     def waiting():
         yield "methods\n"
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)  # SIGINT is ignored in a background
 
     monkeypatch.setattr("sys.stdin", waiting())
     assert main(["-"]) == 1
