@@ -184,7 +184,7 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
         raise Refused(f"--lengths {lengths[0]} is below M = {trained}, where probes are trained; give more")
     tokenizer = tokenizer_of(request.model, **request.source)
     of_passkeys = PASSKEY_DIGIT in names
-    default = len(encode(tokenizer, PASSKEY_QUESTION)) if of_passkeys else min(_DEFAULT_TOKENS, max(1, trained // 4))
+    default = len(encode(tokenizer, PASSKEY_QUESTION)) if of_passkeys else min(_DEFAULT_TOKENS, max(2, trained // 4))
     tokens = request.tokens or default
     if tokens < 2:
         raise Refused("--tokens 1: of the last token no next one is known; read 2 or more")
