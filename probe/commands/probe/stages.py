@@ -130,12 +130,12 @@ class Stages(FailureByLength):
         """Gives what a cell holds to the cells of methods that do the same there."""
         for name in self.plan.methods:
             key = done._replace(method=name)
-            if key != done and self._alike(key) == self._alike(done):
+            if key != done and self._measured_as(key) == self._measured_as(done):
                 former, row = journal.rows.get(key, {"scores": []}), journal.rows[done]
                 if scores := _new(former, row):
                     journal.add(key, {"peak_mib": row["peak_mib"], "scores": [*former["scores"], *scores]})
 
-    def _alike(self, key: EvalKey) -> EvalKey:
+    def _measured_as(self, key: EvalKey) -> EvalKey:
         """The cell of the first method that does the same there: tail NLL, where plans, layers and heads are equal."""
         if key.task != TAIL.name:
             return key
@@ -154,8 +154,8 @@ class Stages(FailureByLength):
             return []
         missing = dict[EvalKey, list[int]]()
         for key, count in step.cells.items():
-            left, alike = self._missing(rows, key, count), self._alike(key)
-            key = alike if not set(left) & {*self._values(rows, alike)} else key
+            left, same = self._missing(rows, key, count), self._measured_as(key)
+            key = same if not set(left) & {*self._values(rows, same)} else key
             missing[key] = [*dict.fromkeys([*missing.get(key, []), *left])]
         tasks = [at for key, samples in missing.items() for at in enumerate(self._tasks_of(key, samples))]
         return [task for _, task in sorted(tasks, key=lambda pair: pair[0])]
@@ -476,7 +476,7 @@ class Stages(FailureByLength):
         cells |= self._nll(names, [self.trained, self.longest], first)
         if self.longest - self.trained > self.trained // _COARSE:
             cells |= self._nll(names, [middle], first) | self._nll([self.reference], [middle], 2 * FEW)
-        cells = {self._alike(key): count for key, count in cells.items()}
+        cells = {self._measured_as(key): count for key, count in cells.items()}
         return [task for key, count in cells.items() for task in self._tasks_of(key, self._order(key.task)[:count])]
 
 

@@ -9,7 +9,7 @@ import xarray as xr
 
 from mesa.errors import Refused
 from probe.commands import Findings, RunFacts
-from probe.commands.readout.result import READOUT, TABLES, Interval, ProbeRead, Readout
+from probe.commands.readout.result import PASSKEY_DIGIT, READOUT, TABLES, Interval, ProbeRead, Readout
 from probe.figures import figure_data as fig
 from probe.figures.export import Export, InNotebook, Labels, Row, chosen_labels, chosen_rows, labels_text, safe_name
 from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
@@ -73,8 +73,8 @@ def _scores_text(row: ProbeRead, reference: str) -> str:
 
 def _answered(summary: Readout) -> Iterator[str]:
     """By method at the longest length: how many passkeys the model says, and what is read where it says another."""
-    best, longest = summary.best_layer("passkey-digit"), summary.lengths[-1]
-    for row in having(summary.answers, length=longest, layer=_shown_layer(summary, "passkey-digit")):
+    best, longest = summary.best_layer(PASSKEY_DIGIT), summary.lengths[-1]
+    for row in having(summary.answers, length=longest, layer=_shown_layer(summary, PASSKEY_DIGIT)):
         text = f"Passkeys, {row.method} at {row.length} tokens: the model answers {row.n - row.wrong} of {row.n}"
         if row.wrong and best is not None and longest > summary.trained_length:
             text += (
@@ -248,7 +248,7 @@ def _panel(title: str, y_title: str, lines: Sequence[fig.Line], seen: str, rules
 
 def _what(probe: str) -> str:
     """What is probed, with its meaning where the name alone does not tell it."""
-    if probe == "passkey-digit":
+    if probe == PASSKEY_DIGIT:
         return f"{probe} (the first digit of the key, at the question's end)"
     return f"{probe} (the token {probe[9:]} before)" if probe.startswith("previous-") else probe
 

@@ -22,7 +22,7 @@ from mesa.support import attending_layers
 from probe.capture.memory import check_prompts
 from probe.capture.spec import HOOKS, OF_LAYERS, CaptureSpec, Selection
 from probe.commands.readout import ReadoutRequest
-from probe.commands.readout.result import Interval
+from probe.commands.readout.result import PASSKEY_DIGIT, Interval
 from probe.eval_tasks.retrieval import PASSKEY_QUESTION, Prompt, encode, first_ids, passkey
 from probe.eval_tasks.score import documents_of, window_places
 from probe.eval_tasks.sources import TextSource, rows, texts_by_name
@@ -35,7 +35,6 @@ from probe.options import parse_ranges
 
 LENS, STATES, PROBE = "resid_post", "states", "probe"
 LABELS, POSITION, OPEN_LINE, OPEN_STRING = "labels", "position", "open-line", "open-string"
-PASSKEY_DIGIT = "passkey-digit"
 CLASSES, NUMBERS = "classes", "numbers"
 _PREVIOUS = re.compile("previous-([0-9]{1,2})")
 _FARTHEST = 32  # tokens before, of `previous-K`

@@ -183,6 +183,8 @@ def _layer(row: LensRead) -> int:
     return row.layer
 
 
+PASSKEY_DIGIT = "passkey-digit"
+"""What is probed where prompts with a passkey are read, not texts."""
 TABLES = ("lens", "probes", "distances", "answers")
 """The tables next to a summary, as csv."""
 READOUT = ResultFile(Path("readout", "summary.json"), Readout)

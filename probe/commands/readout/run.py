@@ -31,7 +31,6 @@ from probe.commands.readout.page import headline, write_readout
 from probe.commands.readout.plan import (
     FEW_TYPES,
     LENS,
-    PASSKEY_DIGIT,
     STATES,
     Bootstrap,
     Labels,
@@ -44,6 +43,7 @@ from probe.commands.readout.plan import (
     plan,
 )
 from probe.commands.readout.result import (
+    PASSKEY_DIGIT,
     READOUT,
     TABLES,
     AnswerRead,
@@ -321,7 +321,7 @@ class Prober:
         labels = self.plan.labels[name]
         fitted = fit_probe(*self._part(labels, method, length), kind=labels.kind)
         control = self._part(self._control(name), method, length)
-        if len(np.unique(control[1])) < 2:  # drawn alike
+        if len(np.unique(control[1])) < 2:  # all drew the same label
             return fitted, fitted
         return fitted, fit_probe(*control, kind=labels.kind, strength=fitted.strength)
 
