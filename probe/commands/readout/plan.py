@@ -197,7 +197,7 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
     check_prompts(lengths[-1], request.samples)
     if of_passkeys and request.samples < 2 * LEAST:
         raise Refused(
-            f"--samples {request.samples}: half of the prompts train, at least {LEAST}; give {2 * LEAST} or more"
+            f"--samples {request.samples}: half of the prompts train a probe, which needs {LEAST}; give {2 * LEAST} or more"
         )
     if of_passkeys:
         passkeys = {length: _passkeys(request, tokenizer, length) for length in lengths}
