@@ -78,8 +78,8 @@ def _answered(summary: Readout) -> Iterator[str]:
         text = f"Passkeys, {row.method} at {row.length} tokens: the model answers {row.n - row.wrong} of {row.n}"
         if row.wrong and best is not None and longest > summary.trained_length:
             text += (
-                f"; of the {row.wrong} others the probe trained at M reads the first digit of a share of {ranged(*row.transfer)} "
-                f"(layer {best}), one trained here of {ranged(*row.refit)}; chance is one in nine"
+                f"; of the {row.wrong} others the probe trained at M reads the first digit of a share of "
+                f"{ranged(*row.transfer)} (layer {best}), one trained here of {ranged(*row.refit)}; chance is one in nine"
             )
         yield f"{text}."
 

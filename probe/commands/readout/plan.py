@@ -196,9 +196,7 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
     layers = _layers(request, config)
     check_prompts(lengths[-1], request.samples)
     if of_passkeys and request.samples < 2 * LEAST:
-        raise Refused(
-            f"--samples {request.samples}: half of the prompts train a probe, which needs {LEAST}; give {2 * LEAST} or more"
-        )
+        raise Refused(f"--samples {request.samples}: half train a probe, which needs {LEAST}; give {2 * LEAST} or more")
     if of_passkeys:
         passkeys = {length: _passkeys(request, tokenizer, length) for length in lengths}
         windows = [np.array(prompt.ids) for prompt in passkeys[lengths[-1]]]
