@@ -79,7 +79,7 @@ def _answered(summary: Readout) -> Iterator[str]:
         if row.wrong and best is not None and longest > summary.trained_length:
             text += (
                 f"; of the {row.wrong} others the probe trained at M reads the first digit of a share of "
-                f"{ranged(*row.transfer)} (layer {best}), one trained here of {ranged(*row.refit)}; chance is one in nine"
+                f"{ranged(*row.transfer)} (layer {best}), one trained here of {ranged(*row.refit)}; chance: one in nine"
             )
         yield f"{text}."
 
