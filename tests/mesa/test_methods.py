@@ -7,7 +7,7 @@ import cases
 import numpy as np
 import oracle
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers import BloomConfig, LlamaConfig, MptConfig
 
 import mesa
@@ -103,6 +103,7 @@ def test_what_is_woven_and_where(weave, middle, width, length, prompt):
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))
+@settings(max_examples=60)
 @given(length=st.integers(1, 90), decoded=st.integers(0, 20))
 def test_every_pair_is_in_one_region_and_has_the_formulas_distance(name, length, decoded):
     total = length + decoded
