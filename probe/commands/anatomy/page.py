@@ -20,7 +20,6 @@ from probe.commands.anatomy.result import (
     Anatomy,
     Captured,
     HeadMeasured,
-    Mean,
     Retrieval,
     RetrievalHead,
     Tokens,
@@ -29,9 +28,9 @@ from probe.figures.export import (
     Export,
     InNotebook,
     Labels,
-    Row,
     chosen_labels,
     chosen_rows,
+    flat_row,
     labels_text,
     safe_name,
 )
@@ -522,9 +521,10 @@ def anatomy_export(
 
 def anatomy_tables(summary: Anatomy, chosen: Labels) -> dict[str, xr.Dataset]:
     """The measurements as tables; those without rows are left out. chosen: labels to keep, all if empty."""
-    tables = {name: [_flat(row) for row in getattr(summary, name)] for name in ("heads", "all_heads", "retrieval")}
+    tables = {name: [flat_row(vars(row)) for row in getattr(summary, name)] for name in TABLES[:3]}
     tables["retrieval_heads"] = [  # a row for each head that retrieves inside M and each method beyond it
-        {"method": method, **_flat(head), **_flat({"beyond": beyond, "recovered": method in head.recovered_by})}
+        {"method": method, **flat_row(vars(head))}
+        | flat_row({"beyond": beyond, "recovered": method in head.recovered_by})
         for head in summary.retrieval_heads
         for method, beyond in head.beyond.items()
     ]
@@ -535,17 +535,6 @@ def write_anatomy(folder: Path, summary: Anatomy) -> Path:
     """Writes the report and its tables in a run's folder; returns the page's path."""
     tables = anatomy_tables(summary, {})
     return write_page(folder / ANATOMY.command, title(summary), sections(summary), tables, TABLES)
-
-
-def _flat(row: Any) -> Row:
-    """The row with a column for each text and number, and for the ends of intervals _low and _high; no lists."""
-    flat: Row = {}
-    for name, value in (row if isinstance(row, dict) else vars(row)).items():
-        if isinstance(value, Mean):
-            flat |= zip((name, f"{name}_low", f"{name}_high"), value, strict=True)
-        elif isinstance(value, str | float | int):
-            flat[name] = value
-    return flat
 
 
 def inside(folder: Path) -> Iterator[Section]:

@@ -15,7 +15,7 @@ import mesa
 from mesa.device import states_checked
 from mesa.engine.structure import acting_layers
 from mesa.errors import Refused
-from mesa.fingerprints import identity, ids_fingerprint
+from mesa.fingerprints import ids_fingerprint
 from mesa.methods import Method, Origin, make
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
@@ -32,7 +32,7 @@ from probe.experiment.estimate import estimated
 from probe.experiment.journal import JournalRows
 from probe.experiment.lock import owned
 from probe.experiment.pool import LOCAL, Key, MeasureTask, Runner, Task
-from probe.experiment.run import CommandResult, Experiment, PlanWorker, origin_of, run as run_plan
+from probe.experiment.run import CommandResult, Experiment, PlanWorker, origin_of, run as run_plan, settings_of
 from probe.figures.export import rendered
 from probe.figures.section import as_text, page
 from probe.files import JsonObject, write as write_file
@@ -112,13 +112,7 @@ class PredictPlan:
     @property
     def settings(self) -> JsonObject:
         """Everything that losses depend on in addition to method, length and text, as JSON."""
-        return {
-            **self.request.identity,
-            "trained_length": self.trained_length,
-            "longest": self.longest,
-            "documents": ids_fingerprint(self.texts),
-            **identity(self.request.model, self.config),
-        }
+        return settings_of(self, self.longest, documents=ids_fingerprint(self.texts))
 
 
 def plan(request: PredictRequest) -> PredictPlan:
