@@ -114,8 +114,8 @@ def _integer(values: np.ndarray) -> pd.Series:
     finite = np.isfinite(values)
     if (values[finite] % 1).any():
         return pd.Series(values)
-    whole = pd.Series(np.where(finite, values, 0).astype(np.int64), dtype=object)
-    return whole.where(finite, pd.Series(values, dtype=object))
+    integers = pd.Series(np.where(finite, values, 0).astype(np.int64), dtype=object)
+    return integers.where(finite, pd.Series(values, dtype=object))
 
 
 def _plain(values: np.ndarray) -> np.ndarray:

@@ -162,7 +162,7 @@ BAD = [
     ("rerope", {"width": 3}, "unknown parameter 'width'; known: heads, layers, log_n, window"),
     ("rerope", {"layers": 1}, "layers=1 is not a sequence of different layers, such as (0, 1)"),
     ("rerope", {"layers": (1, 1)}, "layers=(1, 1) is not a sequence of different layers"),
-    ("rerope", {"heads": "2:0", "layers": (1,)}, "heads=2:0 and layers=(1,) are both given; give one"),
+    ("rerope", {"heads": "2:0", "layers": (1,)}, "heads=2:0 and layers=(1,) are both passed; pass one"),
     ("leaky-rerope", {"k": "x"}, "k=x is not a number"),
     ("leaky-rerope", {"k": 0.5}, "k=0.5 is below 1"),
     ("stair", {"width": 0}, "width=0 is below 1"),

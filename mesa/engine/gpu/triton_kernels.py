@@ -247,7 +247,7 @@ def _tile(padded: int, carries: bool, itemsize: int, device: torch.device) -> tu
 
 
 def _aligned(states: Tensor) -> Tensor:
-    """States as a descriptor takes them: rows of whole 16 bytes from a multiple of 16 bytes on."""
+    """States as a descriptor takes them: rows of a multiple of 16 bytes from a multiple of 16 bytes on."""
     size = states.itemsize
     even = states.stride(3) == 1 and all(states.stride(axis) * size % 16 == 0 for axis in range(3))
     if even and states.data_ptr() % 16 == 0:
@@ -312,8 +312,8 @@ def _spans_kernel(
     # The host cut spans to tiles, the longest first, so that no program ends long after the others. Each tile names
     # its row of the batch: rows of different padding have spans of their own.
     tile = table + tl.program_id(0) * 11
-    first, end, begin, whole = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
-    whole_end, last, lowest, highest = tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7)
+    first, end, begin, full = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    full_end, last, lowest, highest = tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7)
     text, phase, key_phase = tl.load(tile + 8), tl.load(tile + 9), tl.load(tile + 10)
     number = tl.program_id(1)
     if CHOSEN:
@@ -348,17 +348,17 @@ def _spans_kernel(
     # Keys at the edge of the window are masked, those in the middle are not, those at the diagonal and the end are.
     if WINDOWED:
         output, most, total = _over_span(
-            queries, others, residue, row, key, value, output, most, total, begin, tl.minimum(whole, last), last,
+            queries, others, residue, row, key, value, output, most, total, begin, tl.minimum(full, last), last,
             lowest, highest, scale, softcap, width, key_phase, text, key_head, key_token, value_token,
             DESCRIBED, DIM, PADDED, CARRIES, CAPPED, WINDOWED=True, MASKED=True, COLUMNS=COLUMNS,
         )  # fmt: skip
     output, most, total = _over_span(
-        queries, others, residue, row, key, value, output, most, total, whole, whole_end, last, lowest,
+        queries, others, residue, row, key, value, output, most, total, full, full_end, last, lowest,
         highest, scale, softcap, width, key_phase, text, key_head, key_token, value_token,
         DESCRIBED, DIM, PADDED, CARRIES, CAPPED, WINDOWED=False, MASKED=False, COLUMNS=COLUMNS,
     )  # fmt: skip
     output, most, total = _over_span(
-        queries, others, residue, row, key, value, output, most, total, whole_end, last, last, lowest,
+        queries, others, residue, row, key, value, output, most, total, full_end, last, last, lowest,
         highest, scale, softcap, width, key_phase, text, key_head, key_token, value_token,
         DESCRIBED, DIM, PADDED, CARRIES, CAPPED, WINDOWED=WINDOWED, MASKED=True, COLUMNS=COLUMNS,
     )  # fmt: skip

@@ -44,7 +44,7 @@ HeadRow = HeadMeasured | Retrieval
 
 @dataclass(frozen=True)
 class Statistic:
-    """A number of every head: its table and column in the summary, and how it is written; whole: a scale up to 1."""
+    """A number of every head: its table and column in the summary, and how it is written; is_share: a scale up to 1."""
 
     label: str
     table: str
@@ -52,13 +52,13 @@ class Statistic:
     title: str
     unit: str
     digits: int | None = None
-    whole: bool = False
+    is_share: bool = False
 
 
 _WITHOUT = "without the first 4"
 _RETRIEVAL = "Retrieval score: how often a head attends most to the passkey's token, or to the one after it"
 STATISTICS = {
-    "retrieval": Statistic("retrieval", "retrieval", "best", _RETRIEVAL, "score", whole=True),
+    "retrieval": Statistic("retrieval", "retrieval", "best", _RETRIEVAL, "score", is_share=True),
     "beyond": Statistic(
         "keys beyond M", "heads", "mass_beyond", f"Attention to keys M or more tokens away, {_WITHOUT}", "share"
     ),
@@ -89,7 +89,7 @@ def head_map(summary: Anatomy, name: str, method: str, length: int) -> Heatmaps 
     coloured = (
         [row for row in rows if getattr(row, "span", None) != INSIDE] if length > summary.trained_length else rows
     )
-    largest = 1.0 if statistic.whole else max(getattr(row, statistic.column).mean for row in coloured)
+    largest = 1.0 if statistic.is_share else max(getattr(row, statistic.column).mean for row in coloured)
     scale = Scale(0.0, _round_above(largest), statistic.digits)
     heads = [str(head) for head in range(1 + max(row.head for subset in subsets.values() for row in subset))]
     blocks = []

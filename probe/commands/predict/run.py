@@ -100,12 +100,12 @@ class PredictPlan:
 
     def checked_lengths(self, method: Method) -> tuple[int, ...]:
         """The prompts that measure a method: the longest alone, where a shorter one is its beginning."""
-        whole = method.plan(self.longest)
+        full = method.plan(self.longest)
         for length in self.lengths:
             plan, queries = method.plan(length), formula.scored_queries(length, self.trained_length, 4)
             keys = np.arange(length)
-            same = np.array_equal(relative_positions(plan, queries, keys), relative_positions(whole, queries, keys))
-            if not same or (length < self.longest and follows_length(plan, whole)):
+            same = np.array_equal(relative_positions(plan, queries, keys), relative_positions(full, queries, keys))
+            if not same or (length < self.longest and follows_length(plan, full)):
                 return self.lengths
         return (self.longest,)
 
