@@ -29,7 +29,7 @@ from probe.thresholds.state_distance import StateReference
 
 M, LONG = 32_768, 49_152
 SCORED, KEPT, FITTED = 2048, 256, 1024
-"""Last tokens whose loss is measured; last states, which are compared; states within M that a reference is fitted to."""
+"""Last tokens whose loss is measured; last states compared; states within M that a reference is fitted to."""
 MODULES = ["_pydecimal", "torch._refs", "torch._inductor.scheduler", "transformers.modeling_utils"]
 FULL = [5, 11, 17]
 CONFIGS = [("origin", M, None), ("origin", LONG, None), ("rerope", LONG, None), *(("rerope", LONG, [i]) for i in FULL)]
