@@ -147,7 +147,7 @@ def chosen_labels(requested: Mapping[str, Sequence[Any] | None], known: Labels, 
     return {name: list(values or default[name]) for name, values in requested.items()}
 
 
-def flat_row(values: Mapping[str, Any]) -> Row:
+def as_row(values: Mapping[str, Any]) -> Row:
     """A row with a column for each text and number, and for the ends of intervals _low and _high; no lists."""
     row: Row = {}
     for name, value in values.items():

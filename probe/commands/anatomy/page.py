@@ -28,9 +28,9 @@ from probe.figures.export import (
     Export,
     InNotebook,
     Labels,
+    as_row,
     chosen_labels,
     chosen_rows,
-    flat_row,
     labels_text,
     safe_name,
 )
@@ -521,10 +521,9 @@ def anatomy_export(
 
 def anatomy_tables(summary: Anatomy, chosen: Labels) -> dict[str, xr.Dataset]:
     """The measurements as tables; those without rows are left out. chosen: labels to keep, all if empty."""
-    tables = {name: [flat_row(vars(row)) for row in getattr(summary, name)] for name in TABLES[:3]}
+    tables = {name: [as_row(vars(row)) for row in getattr(summary, name)] for name in TABLES[:3]}
     tables["retrieval_heads"] = [  # a row for each head that retrieves inside M and each method beyond it
-        {"method": method, **flat_row(vars(head))}
-        | flat_row({"beyond": beyond, "recovered": method in head.recovered_by})
+        {"method": method, **as_row(vars(head))} | as_row({"beyond": beyond, "recovered": method in head.recovered_by})
         for head in summary.retrieval_heads
         for method, beyond in head.beyond.items()
     ]

@@ -11,16 +11,7 @@ from mesa.errors import Refused
 from probe.commands import Findings, RunFacts
 from probe.commands.readout.result import PASSKEY_DIGIT, READOUT, TABLES, Interval, ProbeRead, Readout
 from probe.figures import figure_data as fig
-from probe.figures.export import (
-    Export,
-    InNotebook,
-    Labels,
-    chosen_labels,
-    chosen_rows,
-    flat_row,
-    labels_text,
-    safe_name,
-)
+from probe.figures.export import Export, InNotebook, Labels, as_row, chosen_labels, chosen_rows, labels_text, safe_name
 from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
 from probe.store.result_file import having, ranged
 
@@ -358,7 +349,7 @@ def readout_export(
 
 def readout_tables(summary: Readout, chosen: Labels) -> dict[str, xr.Dataset]:
     """The measurements as tables. chosen: labels to keep, all if empty."""
-    tables = {name: [flat_row(vars(row)) for row in getattr(summary, name)] for name in TABLES}
+    tables = {name: [as_row(vars(row)) for row in getattr(summary, name)] for name in TABLES}
     return chosen_rows(tables, chosen, model=summary.model, trained_length=summary.trained_length)
 
 

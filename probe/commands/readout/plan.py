@@ -122,11 +122,7 @@ class ReadoutPlan(MethodsPlan):
     @property
     def keys(self) -> list[ReadoutKey]:
         """The states that are read, short prompts first."""
-        return [key for length in self.lengths for name in self.methods for key in self.of_texts(name, length)]
-
-    def of_texts(self, method: str, length: int) -> list[ReadoutKey]:
-        """The states of every text, those to train on first."""
-        return [ReadoutKey(STATES, method, length, text, "") for text in range(len(self.windows))]
+        return [key for length in self.lengths for name in self.methods for key in state_keys(self, name, length)]
 
     @property
     def probes(self) -> list[ReadoutKey]:
@@ -160,6 +156,11 @@ class ReadoutPlan(MethodsPlan):
         """What is captured of a pass over `length` tokens."""
         layers = tuple((layer, layer + 1) for layer in self.layers)
         return CaptureSpec((self.request.hook,), layers, ((length - self.tokens, length),)).resolve(self.config, length)
+
+
+def state_keys(plan: ReadoutPlan, method: str, length: int) -> list[ReadoutKey]:
+    """The states of every text, those to train on first."""
+    return [ReadoutKey(STATES, method, length, text, "") for text in range(len(plan.windows))]
 
 
 def plan(request: ReadoutRequest) -> ReadoutPlan:

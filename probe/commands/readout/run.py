@@ -41,6 +41,7 @@ from probe.commands.readout.plan import (
     control_labels,
     fit_probe,
     plan,
+    state_keys,
 )
 from probe.commands.readout.result import (
     PASSKEY_DIGIT,
@@ -348,7 +349,7 @@ class Prober:
         half = slice(self.plan.training, None) if test else slice(self.plan.training)
         if (method, length) not in self._loaded:
             row = self.plan.layers.index(self._layer)
-            self._loaded[method, length] = layer_of(self.states, self.plan.of_texts(method, length), row)
+            self._loaded[method, length] = layer_of(self.states, state_keys(self.plan, method, length), row)
         known = labels.known[half]
         texts = np.broadcast_to(np.arange(len(labels.known))[half, None], known.shape)
         return self._loaded[method, length][half][known], labels.values[half][known], texts[known]
@@ -394,7 +395,7 @@ def distances_of(plan: ReadoutPlan, states: Path) -> list[DistanceRead]:
     read, training, texts = list[DistanceRead](), slice(plan.training), slice(plan.training, None)
 
     def read_layer(method: str, length: int, half: slice, row: int) -> np.ndarray:
-        return layer_of(states, plan.of_texts(method, length)[half], row)
+        return layer_of(states, state_keys(plan, method, length)[half], row)
 
     for row, layer in enumerate(Bar(plan.layers, desc="measuring distances", unit="layer")):
         fitted = StateReference.fit(read_layer(plan.reference, plan.trained_length, training, row))
@@ -446,7 +447,7 @@ class _Summary:
 
     def _of_texts(self, method: str, length: int) -> list[JsonObject]:
         """The rows of the texts; empty unless all are there."""
-        keys = self.plan.of_texts(method, length)
+        keys = state_keys(self.plan, method, length)
         return [self.rows[key] for key in keys] if all(key in self.rows for key in keys) else []
 
     @cached_property
