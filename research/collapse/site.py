@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,12 @@ def main(args: argparse.Namespace) -> None:
 
     def read(length: float, layer: int | None = None, name: str = "origin") -> tuple[np.ndarray, np.ndarray]:
         heads = None if layer is None else {layer: tuple(range(config.num_attention_heads))}
-        options = {} if heads is None else {"heads": heads}
-        method = mesa.METHODS[name](trained_length=trained, **options)
+        method = replace(mesa.METHODS[name](trained_length=trained), heads=heads)
         prompts = tail_prompts(windows, first_ids(loaded.tokenizer), int(length))
         return states(loaded.model, method, prompts, trained)
 
     inside, level = read(trained)
+    length, seen, loss = float(trained), inside, level
     for times in TIMES:
         length = times * trained
         seen, loss = read(length)
