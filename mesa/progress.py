@@ -1,14 +1,18 @@
 """A progress bar: on a terminal a line that moves, in a file a line every few seconds."""
 
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
 
 INTERVAL = 5.0
 """Seconds between lines in what is no terminal; what takes less has none."""
+TICK, TICK_IN_FILE = 1.0, 60.0
+"""Seconds between two looks at the clock while nothing ends: on a terminal, and elsewhere."""
 _LINE = "{desc}: {percentage:.0f}% of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
@@ -29,6 +33,23 @@ class Bar(tqdm):
             self._last = time.monotonic()
             super().refresh(*args, **options)
         return None
+
+    @contextmanager
+    def ticking(self) -> Iterator[None]:
+        """The elapsed time goes on also while one long step runs, so that it does not look hung."""
+        over = threading.Event()
+
+        def tick() -> None:
+            while not over.wait(TICK if self.moves else TICK_IN_FILE):
+                self.refresh()
+
+        thread = threading.Thread(target=tick, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def close(self) -> None:
         """As tqdm's; a last line only where there was one."""

@@ -121,7 +121,7 @@ class Progress:
 @contextmanager
 def showing_progress(title: str, unit: str = "cell", *, verbose: bool = False) -> Iterator[Progress]:
     """The progress of a run. title: the bar's; unit: of a task's weight."""
-    with Bar(desc=title, unit=unit, unit_scale=unit == "token", smoothing=0.05) as bar:
+    with Bar(desc=title, unit=unit, unit_scale=unit == "token", smoothing=0.05) as bar, bar.ticking():
         yield Progress(bar, verbose=verbose)
 
 

@@ -4,6 +4,8 @@ import io
 import os
 import pty
 import re
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,17 @@ def test_what_takes_less_has_none(clock):
     with Bar(desc="of unknown length", file=file):
         pass
     assert file.getvalue() == ""
+
+
+def test_the_time_goes_on_while_one_step_is_long(monkeypatch):
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "TICK_IN_FILE", 0.01)
+    file, threads = io.StringIO(), threading.active_count()
+    with Bar(total=1, desc="measuring", file=file) as bar, bar.ticking():
+        before = file.getvalue().count("measuring: 0% of 1")
+        time.sleep(0.2)
+        assert file.getvalue().count("measuring: 0% of 1") > before + 1
+    assert threading.active_count() == threads
 
 
 def test_a_terminal_has_a_bar_that_moves():
