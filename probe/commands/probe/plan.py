@@ -213,9 +213,10 @@ def _stored_by_default(
         return request, length
     kept = sorted({int(layer) for layer in np.linspace(0, depth - 1, max(2, layers)).round()})
     spec = spec if len(kept) == depth else replace(spec, layers=tuple((layer, layer + 1) for layer in kept))
+    of_texts = f" and {_counted({'text': range(texts)})[0]}" if texts else ""
     say(
-        f"so that the store takes about {most / 2**30:g} GiB, hidden states are of {tokens} tokens, "
-        f"{texts} texts and {layers_text(kept)}; --length, --texts and --layers choose others"
+        f"so that the store takes about {most / 2**30:g} GiB, hidden states are of the repeated word{of_texts}, "
+        f"{tokens} tokens each, in {layers_text(kept)}; --length, --texts and --layers choose others"
     )
     return replace(request, length=tokens, texts=texts, spec=spec), tokens
 
