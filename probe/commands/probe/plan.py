@@ -131,8 +131,9 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
     length = min(length, longest or length)
     rule = CrossingRule.scaled(trained_length)
     if length <= trained_length + rule.sustained:
+        named = "--lengths" if longest and request.lengths else "--length"
         raise Refused(
-            f"--length {length} is not far enough beyond the trained length {trained_length}; shorter prompts are "
+            f"{named} {length} is not far enough beyond the trained length {trained_length}; shorter prompts are "
             f"measured by `{_eval_command(request, length)}`"
         )
     if request.refine and not request.samples:
@@ -158,7 +159,8 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
         from mesa.engine.bridge import check_adapted  # with transformer-lens, which plans do without
 
         check_adapted(config, f"hook {others[0]!r}", f"capture {' or '.join(OF_LAYERS)}")
-    check_positions(kept.positions, trained_length, rule)
+    read = slice(None if request.spec.positions else trained_length + rule.sustained + 1)  # of a long prompt enough
+    check_positions(kept.positions[read], trained_length, rule)
     methods = request.checked_methods(config, trained_length)
     return ProbePlan(request, methods, trained_length, length, lengths, kept, config, longest)
 
