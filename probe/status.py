@@ -96,7 +96,7 @@ class Status:
             counts = [f", {count} {name}" for name, count in (("failed", part.failed), ("left", part.left)) if count]
             time = f", about {format_seconds(part.seconds)}" if part.left and part.seconds is not None else ""
             damaged = f"; damaged: line {', '.join(map(str, part.damaged))}" if part.damaged else ""
-            done = f"{part.done} of {'unknown' if total is None else total} {part.what} done"
+            done = f"{part.done}{'' if total is None else f' of {total}'} {part.what} done"
             lines.append(f"  {name}: {done}{''.join(counts)}{time}{damaged}")
             lines += [f"  {name} ended without a result: {part.refusal}"] if part.refusal else []
         nothing = [] if self.parts else ["  nothing is done yet"]

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
+from probe.statistics import wilson
 from research.real_model import run as real_model
 from research.thresholds_predict_failure.results import read_results
 from research.thresholds_predict_failure.score import advantage, score
@@ -92,8 +93,23 @@ def printed(name):
     return [float(number) for number in re.findall(r"-?\d+\.?\d*", tables(read_results(RESULTS / name)))]
 
 
+def without_shares(block, beside, known):
+    """The block without those intervals that are Wilson's of a count in it, such as '9 of 10 [60%, 98%]'."""
+    texts = re.findall(r"(?<![\d.])\d+(?![\d.%])", " ".join([block, *map(str, beside)]))
+    counts = {*map(int, texts), *(int(number) for number in known if np.isfinite(number) and number == int(number))}
+
+    def kept(match):
+        before = re.findall(r"(?<![\d.])\d+(?![\d.%])", block[max(0, match.start() - 80) : match.start()])
+        pairs = [(int(hits), count) for hits in before for count in counts if count >= max(1, int(hits))]
+        ends = [tuple(f"{end:.0%}" for end in wilson(*pair)) for pair in pairs]
+        return " " if match.groups() in ends else match.group()
+
+    return re.sub(r"(?<!%)\s*\[(\d+%), (\d+%)\]", kept, block)
+
+
 def unfounded(block, beside, known):
     """The numbers of a block that no known number rounds to."""
+    block = without_shares(block, beside, known)
     for label in sorted(filter(None, beside), key=len, reverse=True):
         block = re.sub(rf"(?<![\d.]){re.escape(label)}(?!\d)", " ", block)
     unknown = []
@@ -192,4 +208,6 @@ def without(text, quote):
 def test_a_number_without_data_is_reported():
     assert unfounded("40% of `4` heads, .12 at 4 M", ["4 M"], [0.39, 0.12]) == ["40%"]
     assert unfounded("39%", [], [0.394]) == []
+    assert unfounded("9 of 10 [60%, 98%]", [], [9, 10]) == []
+    assert unfounded("9 of 10 [60%, 99%]", [], [9, 10]) == ["60%", "99%"]
     assert unfounded("-0.66", [], [0.66]) == ["-0.66"]

@@ -20,6 +20,7 @@ from mesa.support import trained_length as stated_length
 from probe.eval_tasks.retrieval import first_ids
 from probe.eval_tasks.score import heldout_ids, text_windows
 from probe.eval_tasks.tasks import tail_prompts
+from probe.statistics import tally
 from probe.thresholds.state_distance import StateReference, text_distances
 
 
@@ -64,7 +65,7 @@ class StateWatch(StoppingCriteria):
                 if self.limit <= ratio <= 1 / self.limit:
                     continue
                 if not any(row == detected for detected, _, _ in self.detections):
-                    within = f"within M {self.false_detection_rate:.0%} of {self.windows} windows are"
+                    within = f"within M {tally(self.false_detection_rate * self.windows, self.windows)} windows are"
                     warnings.warn(
                         f"states of row {row} are at {ratio:z.2f} of their in-window distance after {self._read} "
                         f"tokens (limit {self.limit:g}; {within})",

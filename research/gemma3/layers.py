@@ -4,7 +4,7 @@
     python research/gemma3/layers.py               # appends to results/layers.jsonl what it lacks: an hour or two
     python research/gemma3/layers.py --evaluate    # the stored numbers again
 
-Each text is one Python file of the standard library, torch or transformers.
+Each text is one Python file of the standard library or torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from probe.thresholds.state_distance import StateReference
 M, LONG = 32_768, 49_152
 SCORED, KEPT, FITTED = 2048, 256, 1024
 """Last tokens whose loss is measured; last states compared; states within M that a reference is fitted to."""
-MODULES = ["_pydecimal", "torch._refs", "torch._inductor.scheduler", "transformers.modeling_utils"]
+MODULES = ["_pydecimal", "torch._refs", "torch._inductor.scheduler"]
 FULL = [5, 11, 17]
 CONFIGS = [("origin", M, None), ("origin", LONG, None), ("rerope", LONG, None), *(("rerope", LONG, [i]) for i in FULL)]
 """Method, tokens, and the layers it acts in (None: all three), in the order in which texts are run."""

@@ -16,7 +16,7 @@ from probe.commands.predict.result import PREDICTION, Agreement, AtLength, Metho
 from probe.figures import figure_data as fig
 from probe.figures.export import Export, InNotebook
 from probe.figures.section import Section, Table, as_text
-from probe.statistics import wilson
+from probe.statistics import tally
 from probe.store.result_file import NOT_RECORDED
 from probe.thresholds.failure import PredictedFailure
 from probe.thresholds.stated_window import FAR_MULTIPLE, NATS_ABOVE
@@ -246,11 +246,10 @@ def sections(prediction: Prediction) -> list[Section]:
 
 def _agreement(text: str, agreement: Agreement) -> str:
     rank = "" if math.isnan(agreement.auc) else f", AUC of fails or passes {agreement.auc:z.2f}"
-    low, high = wilson(agreement.exact, agreement.methods)
     return (
         f"Predicted against measured, {text}: rms {agreement.rms:z.2f} nats/token, bias {agreement.bias:+z.2f}{rank}; "
-        f"failure length exact for {agreement.exact} of {agreement.methods} "
-        f"[{low:.0%}, {high:.0%}], within one step for {agreement.within_one_step} ({agreement.fails} fail)."
+        f"failure length exact for {tally(agreement.exact, agreement.methods)}, "
+        f"within one step for {agreement.within_one_step} ({agreement.fails} fail)."
     )
 
 

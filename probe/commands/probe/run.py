@@ -58,7 +58,7 @@ from probe.experiment.estimate import (
 )
 from probe.experiment.journal import REQUEST, Journal, known_rows, recorded
 from probe.experiment.lock import how_to_resume, owned, warn_finished
-from probe.experiment.pool import LOCAL, Pool, Runner, Task, TasksLost, computing, format_seconds, is_over
+from probe.experiment.pool import LOCAL, Pool, Runner, Task, TasksLost, computing, format_seconds
 from probe.experiment.run import CommandResult, ModelSpec, run_tasks
 from probe.request import noted, reference_method, say
 from probe.run_folder import RunFolder
@@ -488,7 +488,8 @@ class _Run:
         rows, summary = self.journal.rows, None
         for stage in STAGES:
             self.stages.stage, ends = stage, self._ends(stage)
-            if (self.begun and is_over(ends)) or not self.stages.tasks(rows):
+            tasks = self.stages.tasks(rows)
+            if not any(not self.begun or self._is_time(ends, [each]) for each in tasks):
                 continue
             self.stages.fits = partial(self._fits, ends=ends)
             before = self._scores

@@ -19,7 +19,7 @@ from probe.files import read_result
 from probe.glossary import about, explained, template, window
 from probe.options import head_name
 from probe.run_folder import REPORTED
-from probe.statistics import shown
+from probe.statistics import shown, tally
 from probe.store.reader import StoredRun, open_run, store_mark
 from probe.store.result_file import Number, ResultFile, formerly, having, percent
 from probe.thresholds.failure import NLL, PASSKEY, Failure, PredictedFailure
@@ -758,7 +758,7 @@ def _alone(evidence: Evidence, measured: Failure) -> str:
         return f"Tail NLL is at chance, {texts}, and is not evaluated."
     if PASSKEY not in left:
         return f"Evaluated by {measured.evaluated_by[0]} alone." if len(measured.evaluated_by) == 1 else ""
-    counts = f"{level.passkeys} of {level.prompts['sample']} found at {level.length} tokens"
+    counts = f"{tally(level.passkeys, level.prompts['sample'])} found at {level.length} tokens"
     scores = next(result.scores for result in evidence.methods if result.method == evidence.reference)
     more = [at for at, score in scores.items() if at != level.length and score.passkey >= MIN_ACCURACY]
     than = f", though half or more at {listed(more)}" if more else ""
@@ -793,7 +793,7 @@ def level(level: Level, name: str) -> str:
     prompts = level.prompts
     guess = "that of guessing is unknown" if level.guess is None else f"guessing gives {level.guess:z.2f}"
     texts = f"{level.tail_nll:z.2f} ({_number(prompts['window'], 'text')})"
-    hits = "" if level.passkeys is None else f"It finds {level.passkeys} of {prompts['sample']} passkeys there."
+    hits = "" if level.passkeys is None else f"It finds {tally(level.passkeys, prompts['sample'])} passkeys there."
     return _joined(f"At {level.length} tokens {name} has a tail NLL of {texts}; {guess}.", hits)
 
 
@@ -805,7 +805,7 @@ def _unevaluated(evidence: Evidence, rows: MethodRows) -> list[str]:
     elif NLL in evidence.at_chance:
         left.append(f"{NLL} (at chance inside M)")
     if level and level.passkeys is not None and PASSKEY not in evidence.evaluated_by:
-        left.append(f"{PASSKEY} ({level.passkeys} of {level.prompts['sample']} found inside M)")
+        left.append(f"{PASSKEY} ({tally(level.passkeys, level.prompts['sample'])} found inside M)")
     if isinstance(evidence.drift, str):
         return [*left, "drift"]
     reasons: dict[str, list[Row]] = {}

@@ -13,6 +13,7 @@ from probe.commands.readout.result import PASSKEY_DIGIT, READOUT, TABLES, Interv
 from probe.figures import figure_data as fig
 from probe.figures.export import Export, InNotebook, Labels, Row, chosen_labels, chosen_rows, labels_text, safe_name
 from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
+from probe.statistics import tally
 from probe.store.result_file import having, ranged
 
 PANELS = {"inside": "in (tokens)", "transfer": "transfer (tokens)", "refit": "refit (tokens)"}
@@ -75,7 +76,7 @@ def _answered(summary: Readout) -> Iterator[str]:
     """By method at the longest length: how many passkeys the model says, and what is read where it says another."""
     best, longest = summary.best_layer(PASSKEY_DIGIT), summary.lengths[-1]
     for row in having(summary.answers, length=longest, layer=_shown_layer(summary, PASSKEY_DIGIT)):
-        text = f"Passkeys, {row.method} at {row.length} tokens: the model answers {row.n - row.wrong} of {row.n}"
+        text = f"Passkeys, {row.method} at {row.length} tokens: the model answers {tally(row.n - row.wrong, row.n)}"
         if row.wrong and best is not None and longest > summary.trained_length:
             text += (
                 f"; of the {row.wrong} others the probe trained at M reads the first digit of a share of "

@@ -37,6 +37,7 @@ LENS, STATES, PROBE = "resid_post", "states", "probe"
 LABELS, POSITION, OPEN_LINE, OPEN_STRING = "labels", "position", "open-line", "open-string"
 CLASSES, NUMBERS = "classes", "numbers"
 _PREVIOUS = re.compile("previous-([0-9]{1,2})")
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # of a character, in `token_texts`; the text of its last token is all of it
 _FARTHEST = 32  # tokens before, of `previous-K`
 _DEFAULT_TOKENS = 96
 _FEW = 2  # distinct numbers that are still classes: 0 and 1
@@ -356,7 +357,7 @@ def read_labels(path: Path) -> list[LabelRow]:
 
 def _starts(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
     """At which character of a document each token begins."""
-    sizes = [len(text) for text in token_texts(tokenizer, ids.tolist())]
+    sizes = [len(_BYTE.sub("", text)) for text in token_texts(tokenizer, ids.tolist())]
     return np.concatenate([[0], np.cumsum(sizes[:-1])])
 
 
@@ -761,4 +762,6 @@ class Bootstrap:
             return False
         difference = scores.resampled(self.weights) - minus.resampled(self.weights)
         error = float(difference[np.isfinite(difference)].std())
+        if scores.kind == "classes":  # of few labels all may be right by luck: no error is below one label's
+            error = max(error, 1 / float(scores.sums[:, 1].sum()))
         return scores.value - minus.value > stdtrit(self.texts - 1, 1 - 0.025 / tests) * error

@@ -520,6 +520,8 @@ class _Summary:
         is_read = self._is_trained and all(
             draws.is_clear(inside, there[other], tests) for other in ("control", "chance")
         )
+        if inside.kind == "numbers":  # far outliers make both of these worse than any guess
+            is_read = is_read and interval(inside).low > 0
         is_reference = key.method == self.plan.reference
         back = here["by_reference"], of_reference["by_reference"]
         return ProbeRead(

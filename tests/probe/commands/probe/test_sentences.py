@@ -103,7 +103,8 @@ def said_counts(text):
 
 
 UNJUDGED = re.compile(
-    r" ?(?:Passkey accuracy (?:is at chance|is not evaluated): (\d+) of (\d+) found at (\d+) tokens[^.]*\."
+    r" ?(?:Passkey accuracy (?:is at chance|is not evaluated): (\d+) of (\d+) \[\d+%, \d+%\] found at "
+    r"(\d+) tokens[^.]*\."
     r"|Tail NLL is at chance, .*? at (\d+) tokens \((\d+) texts?\), and is not evaluated\.)"
 )
 

@@ -65,8 +65,7 @@ def test_a_planted_break_is_in_the_verdict(planted):
     )
     assert (
         " At 64 tokens the unmodified model has a tail NLL of 3.00 (6 texts); that of guessing is unknown. It finds "
-        "20 of "
-        "20 passkeys there. " in texts["How sure"]
+        "20 of 20 [84%, 100%] passkeys there. " in texts["How sure"]
     )
     rows = {row["method"]: row for row in result["rows"]}
     assert list(rows) == ["mesa", "rerope", "dynamic-ntk", "origin"]
@@ -149,7 +148,7 @@ def test_a_model_at_chance_is_named_so(planted):
     assert texts["What fails"] == (
         "Cannot tell: the unmodified model is at chance inside M. At 64 tokens the unmodified model has a tail NLL "
         "of 8.30 "
-        "(3 texts); guessing gives 8.32. It finds 0 of 3 passkeys there."
+        "(3 texts); guessing gives 8.32. It finds 0 of 3 [0%, 56%] passkeys there."
     )
     assert texts["What fixes it"] == (
         "Cannot tell: the unmodified model is at chance inside M (3 texts and 3 passkeys)."
@@ -157,10 +156,10 @@ def test_a_model_at_chance_is_named_so(planted):
     assert "Use " not in words
     assert not any("not located" in note for note in verdict(summary, None)["notes"])
     assert texts["How sure"].endswith(
-        " Not evaluated: tail NLL (at chance inside M). Not evaluated: passkey (0 of 3 found inside M)."
+        " Not evaluated: tail NLL (at chance inside M). Not evaluated: passkey (0 of 3 [0%, 56%] found inside M)."
     )
     summary |= {"evaluated_by": ["tail NLL"], "at_chance": []}
-    assert texts_of(summary)["How sure"].endswith(" there. Not evaluated: passkey (0 of 3 found inside M).")
+    assert texts_of(summary)["How sure"].endswith(" there. Not evaluated: passkey (0 of 3 [0%, 56%] found inside M).")
     assert [row["rank"] for row in ranked(summary)] == [None] * 4
 
 
@@ -170,7 +169,7 @@ def test_what_is_evaluated_by_one_measure_alone_is_still_ranked(planted):
     assert texts["What fails"] == (
         "No failure by tail NLL up to 320 tokens (5x M), the longest length measured, for the unmodified model (3 "
         "texts). "
-        "Passkey accuracy is at chance: 0 of 3 found at 64 tokens, though half or more at 128."
+        "Passkey accuracy is at chance: 0 of 3 [0%, 56%] found at 64 tokens, though half or more at 128."
     )
     none = "the unmodified model does not fail by tail NLL up to 320 tokens (3 texts)."
     assert texts["What fixes it"] == f"Nothing to fix: {none}"
@@ -180,7 +179,7 @@ def test_what_is_evaluated_by_one_measure_alone_is_still_ranked(planted):
     assert [row["longest_passing"] for row in rows] == [320, 320, 320, 64]
     assert texts_of(summary)["What fixes it"].startswith(
         "mesa, rerope and dynamic-ntk do not fail by tail NLL up to 320 tokens (5x M), the longest length measured (3 "
-        "texts). Passkey accuracy is at chance: 0 of 3 found at 64 tokens, though half or more at 128. "
+        "texts). Passkey accuracy is at chance: 0 of 3 [0%, 56%] found at 64 tokens, though half or more at 128. "
     )
 
 
@@ -320,7 +319,10 @@ def test_one_text_does_not_call_a_method_no_better_than_truncation(planted):
     assert texts.startswith(
         "mesa and rerope do not fail by tail NLL up to 320 tokens (5x M), the longest length measured (6 texts). "
     )
-    assert " Passkey accuracy is not evaluated: 20 of 20 found at 64 tokens, though half or more at 128. " in texts
+    assert (
+        " Passkey accuracy is not evaluated: 20 of 20 [84%, 100%] found at 64 tokens, though half or more at 128. "
+        in texts
+    )
     assert texts.endswith(" One text cannot tell a method from truncation.")
     assert "beat" not in texts
 

@@ -10,7 +10,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from mesa.errors import Refused
-from probe.commands.readout.plan import STRENGTHS, Bootstrap, control_labels, fit_probe
+from mesa.models import tokenizer_of
+from probe.commands.readout.plan import STRENGTHS, Bootstrap, TextScores, _starts, control_labels, fit_probe
 
 TEXTS, TOKENS, DIM = 12, 30, 16
 
@@ -58,6 +59,26 @@ def test_resamples_are_of_texts_and_paired():
     values = scores.resampled(np.eye(6))
     np.testing.assert_allclose(values, by_text)
     assert not Bootstrap(6).is_clear(scores, scores, 1)
+
+
+def test_few_labels_that_are_all_right_are_not_clear():
+    texts = np.arange(4)
+    right, wrong = (TextScores("classes", texts, np.array([[hits, 1.0]] * 4)) for hits in (1, 0))
+    assert not Bootstrap(4).is_clear(right, wrong, 12)
+    right, wrong = (TextScores("classes", texts, np.array([[hits, 100.0]] * 4)) for hits in (99, 10))
+    assert Bootstrap(4).is_clear(right, wrong, 12)
+
+
+@pytest.mark.parametrize(
+    "text", ["n\u00e9\u6f22\u5b57\U0001f642 na\u00efve", "\u6f22", "x\U0001f642y\u0301z", "plain\n text"]
+)
+def test_characters_are_of_the_last_token_that_holds_them(text):
+    tokenizer = tokenizer_of("default")
+    read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    starts = _starts(tokenizer, np.array(read.input_ids))
+    for end in range(1, len(text) + 1):
+        expected = max(token for token, (start, stop) in enumerate(read.offset_mapping) if start < end <= stop)
+        assert np.searchsorted(starts, end) - 1 == expected
 
 
 def test_random_labels_are_not_read():
