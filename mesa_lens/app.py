@@ -56,6 +56,7 @@ def run(options: AppOptions) -> int:
         "server.address": options.host,
         "server.port": options.port,
         "server.headless": str(options.no_browser).lower(),
+        "global.developmentMode": "false",  # which Streamlit takes a folder of `pip install --target` for
         "server.fileWatcherType": "none",
         "server.showEmailPrompt": "false",
         "browser.gatherUsageStats": "false",

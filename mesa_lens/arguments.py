@@ -184,6 +184,7 @@ def add_options(parser: argparse.ArgumentParser, *classes: type, **defaults: Any
             how["nargs"] = "?"
         elif new.is_required:
             del how["default"]
+            how |= {} if new.positional else {"required": True}
         group.add_argument(new.flag, help=new.help_text.replace("%", "%%"), **how)
 
 

@@ -204,6 +204,14 @@ def chosen_box(key: str) -> tuple[tuple[float, float], tuple[float, float]] | No
     return (x[0], x[-1]), (y[0], y[-1])
 
 
+_FOCUS = """<script>
+window.focusSheets ??= new MutationObserver(() =>
+  document.querySelectorAll(".dvn-scroller:not([tabindex])").forEach(part => { part.tabIndex = 0; }));
+window.focusSheets.observe(document.body, { childList: true, subtree: true });
+</script>"""
+"""Lets the keyboard reach what `st.dataframe` scrolls."""
+
+
 def sheet(cells: Any, alt: str, **options: Any) -> None:
     """A table from rows as dicts, or from anything that `st.dataframe` takes; an empty cell is a dash.
 
@@ -216,6 +224,7 @@ def sheet(cells: Any, alt: str, **options: Any) -> None:
         helps = {name: st.column_config.Column(help=text) for name in cells if (text := help_of(name))}
         options["column_config"] = helps | options.get("column_config", {})
     st.dataframe(cells, hide_index=True, alt=alt or None, placeholder=_EMPTY, **options)
+    st.html(_FOCUS, unsafe_allow_javascript=True)
 
 
 def table(values: Table) -> None:

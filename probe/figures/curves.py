@@ -137,7 +137,8 @@ def _score_panel(
             low, high = (row.longest if end is None else end for end in row.ends)
             hover = f"{method}: failure predicted at {row.length} [{low}, {high}]"
             points.append(_mark(by_method[method], "predicted failure", row.length, (low, high), hover, "tick"))
-    lengths = sorted(set.intersection(*({*line.x.astype(int).tolist()} for line in lines)))
+    measured = [{*line.x.astype(int).tolist()} for line in lines]
+    lengths = sorted(set.intersection(*measured) | {max(map(max, measured))})
     return fig.Panel(
         title=title,
         x_title=f"prompt length (tokens); {count} {_REPEATS[repeats]}{'s' * (most > 1)} each",

@@ -150,9 +150,13 @@ class Panel:
         return f"outside this axis: {left_out.size} of {values.size} values, {ends}"
 
     def is_below(self, rule: Rule) -> bool:
-        """Whether the text of a level rule stands below it: away from another one, else from the nearer end."""
+        """Whether the text of a level rule stands below it: away from another one and from M's text at the top."""
         others = [other.at for other in self.rules if not other.vertical and other.text and other is not rule]
-        return rule.at < others[0] if others else rule.at > sum(self.y_range) / 2
+        low, high = self.y_range
+        if not others:
+            return rule.at > (low + high) / 2
+        tenth = (high - low) / 10
+        return rule.at < others[0] or (rule.at > high - tenth and rule.at > others[0] + 2 * tenth)
 
     @property
     def in_order(self) -> list[Line]:

@@ -173,7 +173,7 @@ def _map(at: xr.Dataset, onset: DriftOnset, columns: np.ndarray, edges: np.ndarr
         mark = fig.Point(words, onset.length, layers.index(onset.layer), "#111111")
     ticks = range(0, len(layers), -(-len(layers) // 6))
     return fig.Heatmap(
-        f"{onset.method}: {_text(onset)}",
+        f"{onset.method}: {_text(onset).replace(' of positions', '')}",  # which a phone would cut
         np.log2(np.maximum(distance, np.finfo(float).tiny) / limits[:, None]),
         (edges[:-1] + edges[1:]) / 2,
         np.arange(len(layers)),

@@ -37,7 +37,7 @@ def page(context: Context) -> None:
         ui.show_status(status)
     run, summary = context.run.run, context.run.summary
     answer = [part.text.partition(". ") for part in summary.verdict.sentences[:_ANSWER]]
-    read = f"It is read up to {summary.captured_length} tokens here."
+    read = f"Its hidden states are stored up to {summary.captured_length} tokens." if hooks_of(run) else ""
     texts = [f"{first.removesuffix('.')}." for first, *_ in answer]
     large = "".join(f"<p style='font-size: 1.2rem; margin: 0 0 .5rem'>{explained(text)}</p>" for text in texts)
     terms = explained(f"{about_run(summary)} {read}")

@@ -1,5 +1,6 @@
 """Run your model: the command for a model of one's own, and how far a run is that somebody started; it starts none."""
 
+from collections.abc import Callable
 from pathlib import Path
 from shlex import join, quote
 
@@ -37,10 +38,17 @@ def page(context: Context) -> None:
     names = _in_progress(root)
     if not names:
         address.keep("running")  # the address may name a run that has ended
-        st.fragment(_waiting, run_every=_EVERY)(root)
+        _polled(_waiting, root)
         return
     name = address.select(st, "Run in progress", names, "running")
-    st.fragment(_watched, run_every=_EVERY)(name, root if name == name_of(root, root) else root / name)
+    _polled(_watched, name, root if name == name_of(root, root) else root / name)
+
+
+def _polled(draw: Callable[..., None], *values: object) -> None:
+    """Draws again and again; Streamlit would fade what is read at each look."""
+    with st.container(key="polled"):
+        st.html("<style>.st-key-polled [data-stale=true] {opacity: 1 !important}</style>")
+        st.fragment(draw, run_every=_EVERY)(*values)
 
 
 def _in_progress(root: Path) -> list[str]:

@@ -528,18 +528,25 @@ def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
     name = model_name(reference.method)
     if not others:
         return "No other method was run."
-    unmeasured, others = ([row for row in others if (row.measured is None) == missing] for missing in (True, False))
-    if reference.measured and not others:
-        return "No other method is measured yet."
     if reference.measured is None:
         return "Nothing was measured by length."
     if reference.longest_passing is None:
         return f"Cannot tell: {name} is at chance inside M ({measured_on(evidence)})."
     if reference.failure.length is None:
         return f"Nothing to fix: {_unfailing(evidence, reference)}"
-    better = [row for row in others if (row.longest_passing or 0) > reference.longest_passing]
+    passing = reference.longest_passing
+    unmeasured = [
+        row for row in others if row.measured is None or row.longest_passing == row.measured.longest <= passing
+    ]
+    missing = f"measured{f' beyond {passing} tokens' if passing else ''} yet"
+    if len(unmeasured) == len(others):
+        return f"No other method is {missing}."
+    left = f"Not {missing}: {several(unmeasured)}." if unmeasured else ""
+    others = [row for row in others if row not in unmeasured]
+    better = [row for row in others if (row.longest_passing or 0) > passing]
     if not better:
-        return f"No method fixes it: none fails later than {name} ({counted(evidence)})."
+        first = f"No method{' measured so far' if unmeasured else ''} fixes it"
+        return _joined(f"{first}: none fails later than {name} ({counted(evidence)}).", left)
     lasting = [row for row in better if row.failure.length is None]
     part = [row for row in better if row.failure.length is not None]
     unsure = reference.failure.high is None
@@ -549,7 +556,7 @@ def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
         f"{several(part)} fail{verb(part)} later than {name}, {_fails(part)}." if part else "",
         *against_truncation(evidence, others, lasting),
         _by_passkeys(evidence, lasting) if _advised(lasting, unsure) else "",
-        f"Not measured yet: {several(unmeasured)}." if unmeasured else "",
+        left,
     )
 
 

@@ -299,3 +299,12 @@ def test_a_rule_at_or_beyond_the_ends_of_the_lines_has_room_beside_it(at):
     low, high = interactive.draw(Chart("", (panel,))).layout.xaxis.range
     assert low < np.log10(min(at, 128)) - 0.03
     assert high > np.log10(1024) + 0.03
+
+
+def test_texts_of_levels_stand_off_that_of_m_at_the_top():
+    upper, lower = (Rule(at, "level", "#000000") for at in (9.5, 3.0))
+    panel = Panel("", "tokens", "nats", (), (0, 10), rules=(Rule(64, "M", "#000000", vertical=True), upper, lower))
+    assert (panel.is_below(upper), panel.is_below(lower)) == (True, True)
+    assert not replace(panel, y_range=(0, 12)).is_below(upper)
+    near = replace(lower, at=9.0)  # whose text stands where upper's would
+    assert not replace(panel, rules=(panel.rules[0], upper, near)).is_below(upper)

@@ -142,6 +142,23 @@ def test_what_speaks_against_the_stated_window_stands_beside_the_failure(planted
     assert "whether M" not in texts["How sure"]
 
 
+def test_a_method_that_is_not_measured_where_the_model_fails_is_not_said_to_fix_nothing(planted):
+    summary = copy.deepcopy(planted)
+    reference, first, second, _ = (row["measured"] for row in summary["methods"])
+    assert (reference["method"], reference["before"]) == ("origin", 64)
+    none = dict.fromkeys(("length", "after", "low", "high", "before"))
+    for row in (first, second):
+        row |= {**none, "longest": 64}
+    names = f"{first['method']} and {second['method']}"
+    assert texts_of(summary)["What fixes it"].endswith(f" Not measured beyond 64 tokens yet: {names}.")
+    summary["methods"][3]["measured"] = {**reference, "method": summary["methods"][3]["method"]}
+    text = texts_of(summary)["What fixes it"]
+    assert text.startswith("No method measured so far fixes it: none fails later than the unmodified model (")
+    assert text.endswith(f" Not measured beyond 64 tokens yet: {names}.")
+    summary["methods"][3]["measured"] |= {**none, "longest": 64}
+    assert texts_of(summary)["What fixes it"] == "No other method is measured beyond 64 tokens yet."
+
+
 def test_a_model_at_chance_is_named_so(planted):
     summary = without_break(planted, ("tail NLL", "passkey"))
     texts, words = texts_of(summary), json.dumps(verdict(summary, None)["sentences"])
