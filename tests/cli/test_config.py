@@ -35,6 +35,11 @@ def served_logits(model, keys, ids):
         return stock(ids, use_cache=False).logits
 
 
+def test_a_length_is_required(capsys):
+    assert main(["config", "pi"]) == 2
+    assert "arguments are required: --length; see" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["pi", "dynamic-ntk", "yarn", "cope", "ntk-mixed:log_n=false"])
 @pytest.mark.parametrize("family", EQUAL)
 def test_stock_transformers_with_the_config_gives_the_methods_logits(family, name):

@@ -16,7 +16,7 @@ from mesa.errors import Refused
 from mesa.models import tokenizer_of
 from probe.commands.readout import ReadoutRequest
 from probe.commands.readout.page import answers
-from probe.commands.readout.plan import Labels, ReadoutKey, open_strings, plan
+from probe.commands.readout.plan import Labels, ReadoutKey, _check_apart, open_strings, plan, read_labels
 from probe.commands.readout.result import READOUT
 from probe.commands.readout.run import Prober, _Summary, states_path
 from probe.thresholds.state_distance import StateReference
@@ -305,6 +305,18 @@ def test_layers_that_are_not_those_of_the_config_are_refused_before_the_weights(
     tokenizer_of("default").save_pretrained(tmp_path)
     with pytest.raises(Refused, match="modules of layers, its config states"):
         plan(ReadoutRequest(model=str(tmp_path), trained_length=64, lengths=(128,)))
+
+
+def test_few_tokens_that_are_read_may_be_in_both_halves():
+    windows = [np.arange(100), np.array([*range(200, 250), *range(60, 75), 9])]
+    _check_apart(windows, 1, 16)  # 15 in a row are in both
+    with pytest.raises(Refused, match="overlap"):
+        _check_apart([windows[0], windows[0] + 20], 1, 16)
+
+
+def test_labels_that_are_no_file_are_refused(tmp_path):
+    with pytest.raises(Refused, match=f"--labels {tmp_path} is not a file"):
+        read_labels(tmp_path)
 
 
 @pytest.mark.parametrize("shift", [0, 30])
