@@ -126,6 +126,8 @@ def load(
         check_stored(name, _folder(place, options), model)
     note_stated(model.config, stated)
     check_finite(name, model)
+    if model.dtype == torch.float64 and getattr(model.config, "_experts_implementation", "") == "grouped_mm":
+        model.set_experts_implementation("eager")  # torch's grouped products have no float64
     if device_map is None:
         model.to(torch.device(device))
     commit = origin(name, model.config, revision)

@@ -168,7 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_lines(debug: bool) -> int:
     """Runs commands, one a line of stdin, in this process up to the first that fails; its exit code.
 
-    Torch and transformers are imported once, which takes several seconds. Raises Refused for a line with an open quote.
+    Torch and transformers are imported once, which takes several seconds. Raises Refused for a line with an open quote,
+    and for bytes that are not UTF-8.
     """
     former, flags = sys.argv[1:], ["--debug"] * debug
     try:
@@ -187,6 +188,10 @@ def _run_lines(debug: bool) -> int:
                 code = done.code if isinstance(done.code, int) else 1
             if code:
                 return code
+    except UnicodeDecodeError as error:
+        raise Refused(
+            f"stdin is not UTF-8 (byte {error.object[error.start]:#04x}); save the commands as UTF-8"
+        ) from error
     finally:
         sys.argv[1:] = former
     return 0

@@ -87,7 +87,7 @@ def first_token(subject: Subject) -> CheckRow:
 
 
 def hooks(subject: Subject, method: Method) -> CheckRow:
-    """The residual stream at the bridge's hooks against Hugging Face's hidden states, under a method."""
+    """The residual stream at the bridge's hooks, and its logits, against Hugging Face's states, under a method."""
     devices = {weight.device for weight in subject.model.parameters()}
     if len(devices) > 1:
         return CheckRow(
@@ -104,18 +104,20 @@ def hooks(subject: Subject, method: Method) -> CheckRow:
     ids, stock = subject.ids(setting.length), subject.stock[setting]
     method = subject.acting(method, 0)
     with applied(subject.model, method):
-        states = run(subject.model, ids, output_hidden_states=True).hidden_states
+        output = run(subject.model, ids, output_hidden_states=True)
+    states = output.hidden_states
     shared = {id(tensor): tensor for tensor in (*subject.model.parameters(), *subject.model.buffers())}
     with torch.no_grad():  # a bridge changes the modules that it wraps: a copy's, with the same weights
         built: Any = bridge(copy.deepcopy(subject.model, shared), subject.tokenizer)
         with applied(built.original_model, method):
-            cache = built.run_with_cache(ids, names_filter=lambda hook: hook.endswith("hook_resid_post"))[1]
+            logits, cache = built.run_with_cache(ids, names_filter=lambda hook: hook.endswith("hook_resid_post"))
     hooked = {layer + 1: cache["resid_post", layer] for layer in range(len(states) - 2)}
-    comparisons = []
+    off, mistake = (max_difference(other, output.logits) for other in (logits, stock.logits))
+    comparisons = [Comparison(off, stock.allowed, mistake, "logits")]  # all that a method in the last layer changes
     for layer in range(subject.model.config.num_hidden_layers - 1):  # the last one's are normed
         difference, mistake = (max_difference(other[layer + 1], states[layer + 1]) for other in (hooked, stock.states))
         comparisons.append(Comparison(difference, stock.allowed_states[layer + 1], mistake, f"after layer {layer}"))
-    detail = f"hook_resid_post under {method.name} and output_hidden_states"
+    detail = f"hook_resid_post and logits under {method.name}"
     return worst_row(
         HOOKS, "", comparisons, detail, "use the Hugging Face model and mesa.applied; report it with this table"
     )

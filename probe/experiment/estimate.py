@@ -133,13 +133,18 @@ def _timed(model: Any, length: int) -> float:
 
 
 def pairs(plan: Plan) -> float:
-    """Query-key pairs whose scores are computed; where a pattern chooses between regions, those of each."""
+    """Query-key pairs whose scores are computed; where a pattern chooses between regions, those of each.
+
+    Of a million queries and more, every second, third ... query stands for those after it.
+    """
     total = 0.0
     for region in plan.regions:
-        queries = np.arange(region.queries[0], min(region.queries[1], plan.length))
+        end = min(region.queries[1], plan.length)
+        step = max(1, (end - region.queries[0]) >> 20)
+        queries = np.arange(region.queries[0], end, step)
         first = region.keys[0] if region.farthest is None else np.maximum(region.keys[0], queries - region.farthest)
         stop = np.minimum(min(region.keys[1], plan.length), queries - region.nearest + 1)
-        total += float(np.maximum(stop - first, 0).sum())
+        total += step * float(np.maximum(stop - first, 0).sum())
     return total
 
 

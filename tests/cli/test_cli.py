@@ -67,6 +67,12 @@ def test_a_line_with_an_open_quote_is_refused_by_its_number(monkeypatch, capsys)
     ]
 
 
+def test_stdin_that_is_not_utf_8_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"methods\nstatus caf\xe9\n"), encoding="utf-8"))
+    assert main(["-"]) == 2
+    assert capsys.readouterr().err == "mesa-lens: stdin is not UTF-8 (byte 0xe9); save the commands as UTF-8\n"
+
+
 @pytest.mark.parametrize("words", [("-", "--debug"), ("--debug", "-")])
 def test_debug_is_of_every_line_on_stdin(monkeypatch, capsys, words):
     assert on_stdin(monkeypatch, "methods\nstatus nowhere\n", words) == 2

@@ -35,6 +35,11 @@ def served_logits(model, keys, ids):
         return stock(ids, use_cache=False).logits
 
 
+def test_a_length_is_required(capsys):
+    assert main(["config", "pi"]) == 2
+    assert "arguments are required: --length; see" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["pi", "dynamic-ntk", "yarn", "cope", "ntk-mixed:log_n=false"])
 @pytest.mark.parametrize("family", EQUAL)
 def test_stock_transformers_with_the_config_gives_the_methods_logits(family, name):
@@ -165,8 +170,6 @@ def test_what_cannot_be_is_refused_before_a_model_is_read(capsys):
     assert "did you mean 'yarn'?" in capsys.readouterr().err
     assert main(["config", "yarn:", "--length", "1k"]) == 2
     assert "METHOD:PARAMETER=VALUE" in capsys.readouterr().err
-    assert main(["config", "yarn"]) == 2
-    assert "the following arguments are required: --length" in capsys.readouterr().err
     with pytest.raises(Refused, match="pi:factor=5"):
         serving(mesa.PI(trained_length=M), families.shared("llama").config, 100)
 

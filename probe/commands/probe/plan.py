@@ -131,8 +131,9 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
     length = min(length, longest or length)
     rule = CrossingRule.scaled(trained_length)
     if length <= trained_length + rule.sustained:
+        named = "--lengths" if longest and request.lengths else "--length"
         raise Refused(
-            f"--length {length} is not far enough beyond the trained length {trained_length}; shorter prompts are "
+            f"{named} {length} is not far enough beyond the trained length {trained_length}; shorter prompts are "
             f"measured by `{_eval_command(request, length)}`"
         )
     if request.refine and not request.samples:
@@ -158,7 +159,8 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
         from mesa.engine.bridge import check_adapted  # with transformer-lens, which plans do without
 
         check_adapted(config, f"hook {others[0]!r}", f"capture {' or '.join(OF_LAYERS)}")
-    check_positions(kept.positions, trained_length, rule)
+    read = slice(None if request.spec.positions else trained_length + rule.sustained + 1)  # of a long prompt enough
+    check_positions(kept.positions[read], trained_length, rule)
     methods = request.checked_methods(config, trained_length)
     return ProbePlan(request, methods, trained_length, length, lengths, kept, config, longest)
 
@@ -213,9 +215,10 @@ def _stored_by_default(
         return request, length
     kept = sorted({int(layer) for layer in np.linspace(0, depth - 1, max(2, layers)).round()})
     spec = spec if len(kept) == depth else replace(spec, layers=tuple((layer, layer + 1) for layer in kept))
+    of_texts = f" and {_counted({'text': range(texts)})[0]}" if texts else ""
     say(
-        f"so that the store takes about {most / 2**30:g} GiB, hidden states are of {tokens} tokens, "
-        f"{texts} texts and {layers_text(kept)}; --length, --texts and --layers choose others"
+        f"so that the store takes about {most / 2**30:g} GiB, hidden states are of the repeated word{of_texts}, "
+        f"{tokens} tokens each, in {layers_text(kept)}; --length, --texts and --layers choose others"
     )
     return replace(request, length=tokens, texts=texts, spec=spec), tokens
 

@@ -328,6 +328,8 @@ class LabelRow(NamedTuple):
 def read_labels(path: Path) -> list[LabelRow]:
     """The rows of a csv, tsv or jsonl file: `text`, `token` or `end`, and `label`. Raises Refused, naming the row."""
     labelled = []
+    if not path.is_file():
+        raise Refused(f"--labels {path} is not a file")
     for number, row in rows(path):
         where = f"{path}, row {number}"
         if row.get("text") in (None, "") or row.get("label") in (None, "") or not {"token", "end"} & row.keys():
@@ -510,14 +512,20 @@ def _check_known(name: str, labels: Labels, training: int) -> None:
         raise Refused(f"--probe {name}: fewer than two texts to test on have labels; give more texts or labels")
 
 
+_COPIED = 32
+
+
 def _check_apart(windows: Sequence[np.ndarray], training: int, tokens: int) -> None:
-    """Refused where half of the tokens that are read of a test text are, in a row, read of a training text."""
-    size = max(1, tokens // 2)
+    """Refused where half of the tokens that are read of a test text are, in a row, read of a training text.
+
+    Of few tokens, those before them count too: fewer in a row than `_COPIED` are in two texts by chance.
+    """
+    size = max(tokens // 2, min(_COPIED, len(windows[0])))
 
     def runs(chosen: Sequence[np.ndarray]) -> set[bytes]:
         return {part.tobytes() for each in chosen for part in np.lib.stride_tricks.sliding_window_view(each, size)}
 
-    last = [np.ascontiguousarray(window[-tokens:]) for window in windows]
+    last = [np.ascontiguousarray(window[-max(tokens, 2 * size) :]) for window in windows]
     if runs(last[:training]) & runs(last[training:]):
         raise Refused("texts to train on and to test on overlap: a passage is in both; give texts without copies")
 

@@ -214,11 +214,13 @@ def measure(plan: ReadoutPlan, bridge: Any, lens: LogitLens, task: Task) -> tupl
         with applied(bridge.original_model, method, executor=executor):
             prompt = plan.passkeys[key.length][key.number]
             row["is_answered"] = retrieval_hits(bridge.original_model, bridge.tokenizer, [prompt])[0]
-    if plan.request.hook == LENS and not plan.passkeys:
-        read = read_lens(lens, torch.from_numpy(states), plan.layers, ids[len(ids) - plan.tokens + 1 :].tolist())
+    if plan.request.hook == LENS:
+        first = len(plan.layers) - 1 if plan.passkeys else 0  # of passkeys the last layer's loss is kept alone
+        targets = ids[len(ids) - plan.tokens + 1 :].tolist()
+        read = read_lens(lens, torch.from_numpy(states[first:]), plan.layers[first:], targets)
         means = {name: np.median(each, 1) if name == "rank" else each.mean(1) for name, each in read.items()}
-        lens_row = {name: each.tolist() for name, each in means.items()}
-        return {"lens": lens_row, "loss": float(means["loss"][-1])} | row, states
+        lens_row = {} if plan.passkeys else {"lens": {name: each.tolist() for name, each in means.items()}}
+        return {**lens_row, "loss": float(means["loss"][-1])} | row, states
     with applied(bridge.original_model, method, executor=executor):
         return {"loss": float(nll(bridge.original_model, ids, plan.tokens - 1).mean())} | row, states
 

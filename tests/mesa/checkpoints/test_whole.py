@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from mesa.errors import Refused
 from mesa.fingerprints import identity
@@ -122,6 +123,17 @@ def test_large_finite_weights_are_taken_and_what_older_checkpoints_hold_beside(m
         weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
 
     assert load(changed(model, tmp_path / "model", change)).model.dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_experts_run_in_float64(model, tmp_path):
+    shutil.copytree(model, tmp_path / "model")
+    sizes = {"vocab_size": config_of(str(model)).vocab_size, "hidden_size": 32, "intermediate_size": 48}
+    MixtralForCausalLM(MixtralConfig(**sizes, num_hidden_layers=1, num_local_experts=2)).save_pretrained(
+        tmp_path / "model"
+    )
+    loaded = load(tmp_path / "model", dtype="float64").model
+    assert loaded(torch.arange(5)[None]).logits.dtype == torch.float64
 
 
 def test_states_that_are_no_numbers_end_the_run_with_the_layer_s_name(model, tmp_path, capsys):

@@ -93,6 +93,11 @@ def test_pairs_are_those_of_the_plan(name):
     assert estimate.pairs(plan) == seen if name not in ("stair", "mesa") else seen < estimate.pairs(plan) <= 2 * seen
 
 
+def test_pairs_of_a_long_prompt_are_counted_at_some_queries():
+    tokens = 3 * 2**20
+    assert estimate.pairs(ORIGIN.plan(tokens)) == pytest.approx(tokens * (tokens + 1) / 2, rel=1e-5)
+
+
 def test_an_estimate_says_what_was_measured():
     text, speed = estimate.time_text({(ORIGIN, 100): 3.0}, ModelSpec("default"), "fused")
     assert re.fullmatch(

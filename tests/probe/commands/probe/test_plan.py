@@ -15,11 +15,14 @@ def test_a_store_by_default_stays_below_its_bound_and_says_what_it_leaves_out(mo
     shorter = plan(ProbeRequest(model=model))
     assert (shorter.length, shorter.request.texts, len(shorter.kept.layers)) == (640, 0, 3)
     assert shorter.lengths == all_of_it.lengths
-    assert "hidden states are of 640 tokens, 0 texts and layers 0-2; --length, --texts" in capsys.readouterr().err
+    assert (
+        "hidden states are of the repeated word, 640 tokens each, in layers 0-2; --length, --texts"
+        in capsys.readouterr().err
+    )
     monkeypatch.setattr(module, "STORE_BYTES", 1)
     fewest = plan(ProbeRequest(model=model))
     assert (fewest.length, fewest.request.texts, list(fewest.kept.layers)) == (240, 0, [0, 2])
-    assert "hidden states are of 240 tokens, 0 texts and layers 0, 2" in capsys.readouterr().err
+    assert "hidden states are of the repeated word, 240 tokens each, in layers 0, 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stated", [{"length": 640}, {"texts": 1}, {"spec": CaptureSpec(layers=((0, 3),))}])

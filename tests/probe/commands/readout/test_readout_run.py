@@ -16,7 +16,7 @@ from mesa.errors import Refused
 from mesa.models import tokenizer_of
 from probe.commands.readout import ReadoutRequest
 from probe.commands.readout.page import answers
-from probe.commands.readout.plan import Labels, ReadoutKey, open_strings, plan
+from probe.commands.readout.plan import Labels, ReadoutKey, _check_apart, open_strings, plan, read_labels
 from probe.commands.readout.result import READOUT
 from probe.commands.readout.run import Prober, _Summary, states_path
 from probe.thresholds.state_distance import StateReference
@@ -265,6 +265,22 @@ def test_passkey_prompts_have_the_same_key_and_depth_at_every_length():
     assert len({prompt.answer for prompt in prompts[256]}) == 44
 
 
+@pytest.mark.parametrize(("error", "is_read"), [(40.0, True), (900.0, False)])
+def test_numbers_are_read_where_r2_is_above_0(error, is_read):
+    def sums(errors):  # 8 texts of 100 numbers with a mean of 0 and a variance of 1
+        return [[errors, 100.0, 0.0, 100.0]] * 8
+
+    plan = SimpleNamespace(
+        training=8, layers=[0], lengths=[M], methods={"origin": None}, trained_length=M, reference="origin",
+        labels={"x": Labels("numbers", np.zeros((16, 1)), np.ones((16, 1), bool))}, request=SimpleNamespace(seed=0),
+    )  # fmt: skip
+    key = ReadoutKey("probe", "origin", M, 0, "x")
+    scores = {"inside": error, "by_reference": error, "control": 2000.0, "chance": 3000.0}
+    summary = _Summary(plan, {key: {"strength": 1.0, "sums": {name: sums(each) for name, each in scores.items()}}})
+    summary.__dict__["_is_trained"] = True
+    assert summary._probe(key).is_read is is_read
+
+
 def test_passkeys_that_are_not_said_are_counted_apart():
     key = ReadoutKey("probe", "origin", 512, 1, "passkey-digit")
     plan = SimpleNamespace(training=2, windows=range(6), layers=[1], lengths=[M, 512], methods={"origin": None})
@@ -305,6 +321,18 @@ def test_layers_that_are_not_those_of_the_config_are_refused_before_the_weights(
     tokenizer_of("default").save_pretrained(tmp_path)
     with pytest.raises(Refused, match="modules of layers, its config states"):
         plan(ReadoutRequest(model=str(tmp_path), trained_length=64, lengths=(128,)))
+
+
+def test_few_tokens_that_are_read_may_be_in_both_halves():
+    windows = [np.arange(100), np.array([*range(200, 250), *range(60, 75), 9])]
+    _check_apart(windows, 1, 16)  # 15 in a row are in both
+    with pytest.raises(Refused, match="overlap"):
+        _check_apart([windows[0], windows[0] + 20], 1, 16)
+
+
+def test_labels_that_are_no_file_are_refused(tmp_path):
+    with pytest.raises(Refused, match=f"--labels {tmp_path} is not a file"):
+        read_labels(tmp_path)
 
 
 @pytest.mark.parametrize("shift", [0, 30])
