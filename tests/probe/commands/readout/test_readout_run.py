@@ -265,6 +265,22 @@ def test_passkey_prompts_have_the_same_key_and_depth_at_every_length():
     assert len({prompt.answer for prompt in prompts[256]}) == 44
 
 
+@pytest.mark.parametrize(("error", "is_read"), [(40.0, True), (900.0, False)])
+def test_numbers_are_read_where_r2_is_above_0(error, is_read):
+    def sums(errors):  # 8 texts of 100 numbers with a mean of 0 and a variance of 1
+        return [[errors, 100.0, 0.0, 100.0]] * 8
+
+    plan = SimpleNamespace(
+        training=8, layers=[0], lengths=[M], methods={"origin": None}, trained_length=M, reference="origin",
+        labels={"x": Labels("numbers", np.zeros((16, 1)), np.ones((16, 1), bool))}, request=SimpleNamespace(seed=0),
+    )  # fmt: skip
+    key = ReadoutKey("probe", "origin", M, 0, "x")
+    scores = {"inside": error, "by_reference": error, "control": 2000.0, "chance": 3000.0}
+    summary = _Summary(plan, {key: {"strength": 1.0, "sums": {name: sums(each) for name, each in scores.items()}}})
+    summary.__dict__["_is_trained"] = True
+    assert summary._probe(key).is_read is is_read
+
+
 def test_passkeys_that_are_not_said_are_counted_apart():
     key = ReadoutKey("probe", "origin", 512, 1, "passkey-digit")
     plan = SimpleNamespace(training=2, windows=range(6), layers=[1], lengths=[M, 512], methods={"origin": None})
