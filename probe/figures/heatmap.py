@@ -231,7 +231,7 @@ def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray 
         "RdBu_r",
         dict(zip((-cells[0][0].high, 0, cells[0][0].high), ("-limit", "0", "limit"), strict=True)),
         cells,
-        width=0.8 * len(cells[0]),
+        width=max(0.8, 0.1 * max(map(len, region_names(panel)))) * len(cells[0]),  # names do not touch
         height=140,
         columns=(1.0,) * len(cells[0]),
         seen=_seen(panel),

@@ -278,6 +278,17 @@ def test_a_page_has_a_plot_a_panel_as_narrow_as_a_phone(hidden, crossings):
     assert least_width(drift_map(drift)) == 330
 
 
+def test_columns_of_heatmaps_are_as_wide_as_the_names_of_their_positions(hidden):
+    first = hidden["position"].values[0]
+    wide = hidden.assign_coords(position=hidden["position"] - first + 100_000)
+    short, long = (
+        heatmap_grid(pool(regions(each, [(begin, begin + 64)])), M) for each, begin in ((hidden, 0), (wide, 100_000))
+    )
+    assert short.width == pytest.approx(0.8 * len(short.columns))
+    assert long.width == pytest.approx(0.1 * len("100000-100063") * len(long.columns))
+    assert least_width(long) > least_width(short)
+
+
 def test_what_is_blank_is_grey_on_a_dark_page(hidden):
     drawn = interactive.draw(heatmap_grid(pool(regions(hidden, [(0, 64)])), M))
     red, green, blue = (int(drawn.layout.plot_bgcolor[at : at + 2], 16) for at in (1, 3, 5))
