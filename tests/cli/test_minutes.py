@@ -14,6 +14,8 @@ from probe.experiment.run import CommandResult
 from probe.request import noted, say, say_once
 from probe.run import open_run
 from probe.status import status_of
+from probe.store import store
+from probe.store.reader import partial_path
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -145,6 +147,38 @@ def test_stages_are_measured_reported_and_gone_on_with(staged, tmp_path, capsys)
     capsys.readouterr()
     assert main(command) == 0
     assert "finished already" in capsys.readouterr().err
+
+
+def test_hidden_states_that_a_killed_run_captured_come_into_the_report(model, tmp_path, speed, monkeypatch):
+    out = tmp_path / "run"
+    command = [
+        "probe",
+        "--model",
+        model,
+        "--methods",
+        "origin",
+        "--samples",
+        "3",
+        "--minutes",
+        "0.3",
+        "--out",
+        str(out),
+    ]
+    finish = store.finish
+
+    def killed(path):
+        if (partial_path(path) / "resid_post").exists():
+            raise KeyboardInterrupt
+        finish(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("probe.store.store.finish", killed)
+        assert main(command) == 1
+    assert not open_run(out).hidden.data_vars
+    monkeypatch.setattr("probe.commands.probe.plan.HiddenStates.record", None)  # nothing is captured again
+    assert main(command) == 0
+    assert open_run(out).hidden.data_vars
+    assert status_of(out).state == "finished"
 
 
 def test_where_not_even_the_first_passes_fit_nothing_is_begun(model, tmp_path, speed, capsys):

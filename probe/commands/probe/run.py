@@ -480,7 +480,7 @@ class _Run:
     def left(self) -> str:
         """What is left of the next stage, in words that go before 'tasks are left'; empty where all is done."""
         self.stages.stage = STAGES[-1]
-        count = len(self.stages.tasks(self.journal.rows)) or len(self._uncaptured())
+        count = len(self.stages.tasks(self.journal.rows)) or len(self._uncaptured()) or int(not self.has_states)
         return f"at least {count}" if count else ""
 
     def measured(self) -> Summary | None:
@@ -509,7 +509,7 @@ class _Run:
         passes, rows = self._uncaptured(), self.journal.rows
         self.stages.stage = STAGES[-1]
         is_last = not self.begun and self.stages.step(rows) is None
-        if not passes or not self.stages.is_telling(rows) or not (is_last or self._is_time(self.until, passes)):
+        if self.has_states or not self.stages.is_telling(rows) or not (is_last or self._is_time(self.until, passes)):
             return None
         if not self._holds_passes() or store.find_store(self.path, self.layout) != reader.partial_path(self.path):
             store.create(self.path, self.layout, overwrite=True)
