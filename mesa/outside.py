@@ -74,7 +74,7 @@ def check_cache_name(arguments: dict[str, Any], where: str) -> None:
     for name, value in arguments.items():
         if name not in CACHES and (isinstance(value, Cache) or hasattr(value, "get_seq_length")):
             raise Refused(
-                f"{where} is given a {type(value).__name__} as {name!r}, and methods know caches as "
+                f"{where} is passed a {type(value).__name__} as {name!r}, and methods know caches as "
                 f"{' or '.join(map(repr, CACHES))}; without it every token would be a prompt of its own"
             )
 

@@ -43,8 +43,8 @@ class Bounded:
             if value is None or callable(value):
                 continue
             for number in value if isinstance(value, tuple) else (value,):
-                whole = type(number) is int  # sooner known than that it is a Real: plans are made at every token
-                if not whole and (isinstance(number, Bounded) or not isinstance(number, Real)):
+                is_integer = type(number) is int  # sooner known than that it is a Real: plans are made at every token
+                if not is_integer and (isinstance(number, Bounded) or not isinstance(number, Real)):
                     continue
                 if not abs(float(number)) <= LARGEST:
                     raise Refused(f"{type(self).__name__}: {name}={value} exceeds {LARGEST}")
@@ -208,8 +208,8 @@ def distances(plan: Plan) -> np.ndarray:
     """
     index = np.arange(plan.length)
     result = relative_positions(plan, index, index)
-    whole = result.astype(np.int64)
-    return whole if (whole == result).all() else result
+    integers = result.astype(np.int64)
+    return integers if (integers == result).all() else result
 
 
 def reach(plan: Plan) -> np.ndarray:

@@ -17,7 +17,7 @@ _LINE = "{desc}: {percentage:.0f}% of {total_fmt} [{elapsed}<{remaining}, {rate_
 
 
 class Bar(tqdm):
-    """A bar of tqdm, as it is on a terminal and in a notebook; elsewhere whole lines, and few of them."""
+    """A bar of tqdm, as it is on a terminal and in a notebook; elsewhere full lines, and few of them."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         file = options.get("file") or sys.stderr

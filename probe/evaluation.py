@@ -14,7 +14,7 @@ import mesa
 from mesa import plugins
 from mesa.device import free_bytes, states_checked
 from mesa.errors import Refused
-from mesa.fingerprints import identity, ids_fingerprint
+from mesa.fingerprints import ids_fingerprint
 from mesa.methods import Method, meant
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from mesa.progress import Bar
@@ -26,7 +26,7 @@ from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.tasks import LIKELIHOOD, RETRIEVAL, Latency, devices, watched_peak
 from probe.experiment.journal import Journal, JournalRows, bad_row
 from probe.experiment.pool import MeasureTask, Task
-from probe.experiment.run import Experiment, PlanWorker
+from probe.experiment.run import Experiment, PlanWorker, settings_of
 from probe.files import JsonObject
 from probe.request import EvalRequest, say, warn_skipped
 
@@ -73,14 +73,8 @@ class EvalPlan:
     @property
     def settings(self) -> JsonObject:
         """Everything that scores depend on, as JSON. Tasks, methods and lengths may be added to a run."""
-        return {
-            **self.request.identity,
-            "trained_length": self.setting.trained_length,
-            "longest": max(self.setting.lengths),
-            "prompts": SCORED_PROMPTS,
-            "documents": ids_fingerprint(self.setting.documents),
-            **identity(self.request.model, self.config),
-        }
+        documents = ids_fingerprint(self.setting.documents)
+        return settings_of(self, max(self.setting.lengths), prompts=SCORED_PROMPTS, documents=documents)
 
 
 def check_read(request: EvalRequest) -> None:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all; and in what words the run in one differs from another."""
+"""Files that are there in full or not at all; and in what words the run in one differs from another."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ _LONGEST_VALUE = 100  # characters
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file whole, in place of a former one, or not at all; an OSError names it."""
+    """Writes a complete file, in place of a former one, or not at all; an OSError names it."""
     unfinished = path.with_name(f".{path.name}.partial")
     try:
         try:

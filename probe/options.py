@@ -114,13 +114,13 @@ def parse_lengths(value: Any) -> tuple[int, ...]:
     return tuple(sorted(lengths))
 
 
-def _tokens(text: str, whole: str) -> int:
+def _tokens(text: str, words: str) -> int:
     match = re.fullmatch(r"\s*([0-9]{1,12})([kK]?)\s*", text)
     if not match or int(match[1]) == 0:
-        raise Refused(f"{whole!r}: {text!r} is not a number of tokens; write e.g. 256,512 or 1k:16k:1k")
+        raise Refused(f"{words!r}: {text!r} is not a number of tokens; write e.g. 256,512 or 1k:16k:1k")
     count = int(match[1]) * (1024 if match[2] else 1)
     if count > MAX_TOKENS:
-        raise Refused(f"{whole!r}: {text!r} is above {MAX_TOKENS} tokens")
+        raise Refused(f"{words!r}: {text!r} is above {MAX_TOKENS} tokens")
     return count
 
 

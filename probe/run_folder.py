@@ -284,16 +284,16 @@ def recorded(file: Path) -> JsonObject:
     try:
         if file.suffix == ".json":
             content = json.loads(file.read_text(encoding="utf-8"))["attributes"]
-            whole = not content.get(SEAL) or content[SEAL] == seal_of(file.parent)
+            is_sealed = not content.get(SEAL) or content[SEAL] == seal_of(file.parent)
         else:
             with file.open(encoding="utf-8") as lines:
                 header = json.loads(lines.readline())
-            content, whole = header["settings"], is_complete(header)
+            content, is_sealed = header["settings"], is_complete(header)
         if not isinstance(content["model"], str):
             return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
-    if not whole:
+    if not is_sealed:
         raise Refused(f"{file} is damaged: what it says of the run is not what was written; name another --out")
     return content
 

@@ -117,8 +117,8 @@ def status_of(folder: Path) -> Status:
     if not parts and not about.is_running:
         raise Refused(f"{folder} holds no run: no journal, no store; name the folder that a run writes to (its --out)")
     lacking, by = _lacking(about)
-    whole = all(part.left == 0 and not part.damaged for part in parts) and not lacking
-    state = "running" if about.is_running else "finished" if whole else "unfinished"
+    is_finished = all(part.left == 0 and not part.damaged for part in parts) and not lacking
+    state = "running" if about.is_running else "finished" if is_finished else "unfinished"
     return Status(folder, state, parts, about, lacking, by)
 
 
@@ -196,8 +196,8 @@ def _timed(part: CommandStatus, run: RunFolder) -> CommandStatus:
 
 
 def _probe_parts(run: RunFolder) -> Iterator[CommandStatus]:
-    whole, path = store_of(run.path), PROBE.journal_paths(run.path)[0]
-    store = next((place for place in (partial_path(whole), whole) if place.exists()), None)
+    of_run, path = store_of(run.path), PROBE.journal_paths(run.path)[0]
+    store = next((place for place in (partial_path(of_run), of_run) if place.exists()), None)
     if store is None:
         if path.exists():
             yield _journal_part("probe", "measured cells", run, path, read_journal(path), None)
@@ -216,7 +216,7 @@ def _probe_parts(run: RunFolder) -> Iterator[CommandStatus]:
         further = sum(length not in lengths for _, _, length in journal.rows)  # by bisection: known as they come
         total: int | None = 2 * len(methods) * len(lengths) + further  # tail likelihood and passkey
         if in_stages:
-            total = _with_left(whole, len(journal.rows))
+            total = _with_left(of_run, len(journal.rows))
         yield replace(_journal_part("probe", "measured cells", run, path, journal, total), resume=resume)
     yield CommandStatus("probe", "captured passes", captured, len(methods) * len(prompts), resume=resume)
 

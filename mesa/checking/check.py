@@ -47,7 +47,7 @@ from mesa.support import as_trained_text, check_config, is_rotary, length_choice
 HOOKS = "bridge against hidden states"
 """A check's name."""
 
-_NO_TOKENIZER = "no tokenizer was given; the rest does without"
+_NO_TOKENIZER = "no tokenizer was passed; the rest does without"
 
 
 def model_note(subject: Subject, stated: int | None) -> CheckRow:
@@ -72,17 +72,17 @@ def first_token(subject: Subject) -> CheckRow:
     if tokenizer is None:
         return CheckRow(name, NOT_RUN, _NO_TOKENIZER)
     unrotated = tokenizer(" hello hello", add_special_tokens=False)["input_ids"]
-    whole = tokenizer(" hello hello")["input_ids"]
+    ids = tokenizer(" hello hello")["input_ids"]
     known = subject.model.get_input_embeddings().num_embeddings
-    if max(whole, default=0) >= known:
-        detail = f"the tokenizer gives token {max(whole)} and the model knows {known}; they are two models'"
+    if max(ids, default=0) >= known:
+        detail = f"the tokenizer gives token {max(ids)} and the model knows {known}; they are two models'"
         return CheckRow(name, FAILED, detail)
-    count = next((at for at in range(len(whole)) if whole[at : at + len(unrotated)] == unrotated), 0)
+    count = next((at for at in range(len(ids)) if ids[at : at + len(unrotated)] == unrotated), 0)
     if not count:
         detail = "nothing: a prompt of one repeated word carries no positions; `mesa-lens probe` puts a token before it"
         return CheckRow(name, NOTE, f"{detail}, and prompts of your own need one")
-    tokens = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)!r} ({token})" for token in whole[:count])
-    bos = " (bos)" if whole[0] == tokenizer.bos_token_id else ""
+    tokens = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)!r} ({token})" for token in ids[:count])
+    bos = " (bos)" if ids[0] == tokenizer.bos_token_id else ""
     return CheckRow(name, NOTE, f"{tokens}{bos}")
 
 

@@ -88,15 +88,15 @@ def _recording(calls: Calls, model: Any, known: Callable[[Any], structure.Attend
 
 @contextmanager
 def _attention_replaced(model: Any, function: Callable[..., Any], calls: Calls) -> Iterator[None]:
-    """The model calls an attention function of ours, with whole masks as for sdpa, and computes every token."""
+    """The model calls an attention function of ours, with full masks as for sdpa, and computes every token."""
 
     def mask(**kwargs: Any) -> Any:
         calls.windows.update(filter(None, [kwargs.get("local_size")]))
         return mask_function("sdpa")(**{**kwargs, "allow_is_causal_skip": False})
 
-    whole = structure.full_prompts(decoder_of(model))
+    unshortened = structure.full_prompts(decoder_of(model))
     name = f"mesa_lens_check_{id(model):x}"  # its own: another thread may check another model
-    with attention_called(model, name, function, mask), replaced(*whole):
+    with attention_called(model, name, function, mask), replaced(*unshortened):
         yield
 
 

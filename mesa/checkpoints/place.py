@@ -165,8 +165,8 @@ def fetched(name: str) -> Path:
     """The folder of a named checkpoint; FileNotFoundError where it was not fetched."""
     folder = folder_of(name)
     if not is_fetched(folder):
-        whole, again = ("whole ", " --overwrite") if folder.exists() else ("", "")
-        raise NotFound(f"model {name!r} is not {whole}in {folder.parent}: run `mesa-lens fetch {name}{again}` first")
+        state, again = ("complete ", " --overwrite") if folder.exists() else ("", "")
+        raise NotFound(f"model {name!r} is not {state}in {folder.parent}: run `mesa-lens fetch {name}{again}` first")
     return folder
 
 

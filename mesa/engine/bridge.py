@@ -158,8 +158,8 @@ class MethodAttention(AttentionBridge):
             hooks = {part: getattr(self, f"hook_{part}_input") for part in counts}
             return {part: self._fork_and_norm_per_head(source, hooks[part], count) for part, count in counts.items()}
         if config.use_attn_in:
-            whole = self._fork_and_norm_per_head(source, self.hook_attn_in, heads)
-            return {part: whole[:, :, :count] for part, count in counts.items()}
+            by_head = self._fork_and_norm_per_head(source, self.hook_attn_in, heads)
+            return {part: by_head[:, :, :count] for part, count in counts.items()}
         return {}
 
     def _fire_post_hoc_hook(self, hook: HookPoint, tensor: Tensor, hook_label: str) -> Tensor:

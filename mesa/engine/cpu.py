@@ -352,10 +352,10 @@ def stairs(regions: Sequence[Region]) -> dict[Region, Region]:
         carry, position = plain.holds, plain.query_position
         if not (isinstance(carry, Carry) and isinstance(position, Stepped) and isinstance(plain.key_position, Stepped)):
             continue
-        whole = plain.farthest is None and plain.keys[1] >= plain.queries[1] - plain.nearest
+        is_causal = plain.farthest is None and plain.keys[1] >= plain.queries[1] - plain.nearest
         one_less = replace(position, offset=position.offset - 1)
         carried = replace(plain, holds=replace(carry, carried=True), query_position=one_less)
-        if whole and not carry.carried and carried in regions:
+        if is_causal and not carry.carried and carried in regions:
             pairs[plain] = carried
     return pairs
 
@@ -452,13 +452,13 @@ class Stair:
 
     def _rectangle(self, queries: Range, keys: Range) -> Iterator[StairPart]:
         """All these keys, which each of these queries sees."""
-        whole = keys[0] + (keys[1] - keys[0]) // self._carry.width * self._carry.width
+        even_end = keys[0] + (keys[1] - keys[0]) // self._carry.width * self._carry.width
         if queries[1] - queries[0] >= MIN_RESIDUE_QUERIES:
             yield self._grouped(queries, keys)
-        elif whole - keys[0] >= _MIN_RESIDUE_KEYS * self._carry.width:
-            yield self._by_residue(queries, (keys[0], whole))
-            if whole < keys[1]:
-                yield self._leaf(queries, (whole, keys[1]))
+        elif even_end - keys[0] >= _MIN_RESIDUE_KEYS * self._carry.width:
+            yield self._by_residue(queries, (keys[0], even_end))
+            if even_end < keys[1]:
+                yield self._leaf(queries, (even_end, keys[1]))
         else:
             yield self._leaf(queries, keys)
 

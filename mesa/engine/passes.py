@@ -230,8 +230,8 @@ def on_cpu(*tensors: Any) -> list[Any]:
     apart = [part for part in tensors if isinstance(part, Tensor) and part.device.type != "cpu"]
     if not apart:
         return list(tensors)
-    whole = torch.cat([part.flatten().long() for part in apart]).cpu().split([part.numel() for part in apart])
-    copies = iter(copy.view(part.shape).to(part.dtype) for copy, part in zip(whole, apart, strict=True))
+    flat = torch.cat([part.flatten().long() for part in apart]).cpu().split([part.numel() for part in apart])
+    copies = iter(copy.view(part.shape).to(part.dtype) for copy, part in zip(flat, apart, strict=True))
     return [next(copies) if any(part is other for other in apart) else part for part in tensors]
 
 

@@ -279,11 +279,11 @@ class Attachment:
         parts = [  # each group chooses its frequencies by its own length
             self._rotary_output(place, [group], _of_rows(given, group.rows)) for group in running.groups
         ]
-        whole = tuple(part.new_zeros(len(running.cached), *part.shape[1:]) for part in parts[0])
+        joined = tuple(part.new_zeros(len(running.cached), *part.shape[1:]) for part in parts[0])
         for group, part in zip(running.groups, parts, strict=True):
-            for into, some in zip(whole, part, strict=True):
+            for into, some in zip(joined, part, strict=True):
                 into[group.rows] = some
-        return whole
+        return joined
 
     def _rotary_output(self, place: Any, groups: list[passes.RowGroup], given: dict[str, Any]) -> Any:
         """What the model's rotary module gives: as on its first text, or with the frequencies of the first group."""
@@ -345,7 +345,7 @@ class Attachment:
             held = int(cache.get_seq_length())
             if held != running.total:
                 raise passes.MethodNotApplied(
-                    f"{self.method.name}: the model was given a cache, which holds {held} tokens after a pass up to "
+                    f"{self.method.name}: the model was passed a cache, which holds {held} tokens after a pass up to "
                     f"token {running.total}: its layers fill another, or none, so that the next pass would begin again"
                 )
         cache = cache_in(output) if isinstance(output, dict) else None
@@ -473,7 +473,7 @@ class Attachment:
         if first_key > 0 and key.shape[2] < min(seen, running.total):
             raise Refused(
                 f"the cache has dropped {first_key} tokens that layer {layer} of this {self.model.config.model_type} "
-                "model sees, or is not the one that the model was given: give past_key_values=DynamicCache()"
+                "model sees, or is not the one that the model was passed: pass past_key_values=DynamicCache()"
             )
         return first_key
 

@@ -62,7 +62,7 @@ def check_plain(parts: Sequence[Any], what: str) -> None:
 class LinearPart(nn.Linear):
     """A part of a joint projection: its rows of the weight; of what the joint module gives where that is not plain."""
 
-    whole: LinearBridge
+    joint_bridge: LinearBridge
     take: Callable[[Tensor], Tensor]
     kept: list[tuple[Tensor, Tensor] | None]
     """The input that the joint module was last passed, and its output: one place for all parts."""
@@ -71,7 +71,7 @@ class LinearPart(nn.Linear):
     @property
     def joint(self) -> Any:
         """The module of the full projection."""
-        return self.whole.original_component
+        return self.joint_bridge.original_component
 
     def forward(self, input: Tensor) -> Tensor:
         """The part's output (..., rows)."""
@@ -95,13 +95,13 @@ def share(joint: LinearBridge, module: Any, parts: Sequence[LinearBridge]) -> Te
     places = order.argsort().split([len(linear.weight) for linear in linears])
     for linear, mine in zip(linears, places, strict=True):
         linear.__class__ = LinearPart
-        object.__setattr__(linear, "whole", joint)  # no child: its weights are the joint's
+        object.__setattr__(linear, "joint_bridge", joint)  # no child: its weights are the joint's
         linear.take, linear.kept, linear.last = partial(_taken, mine), kept, linear is linears[-1]
     return order
 
 
-def _taken(places: Tensor, whole: Tensor) -> Tensor:
-    return whole[..., places.to(whole.device)]
+def _taken(places: Tensor, states: Tensor) -> Tensor:
+    return states[..., places.to(states.device)]
 
 
 @torch.no_grad()
@@ -114,11 +114,11 @@ def _order(joint: Any, parts: Sequence[Any]) -> Tensor:
         factors = torch.rand(rows.shape[1], generator=generator, dtype=torch.float64).to(rows.device)
         return torch.cat([(some.double() * factors).sum(-1) for some in rows.split(1024)]).cpu()
 
-    whole, taken = marks(joint), torch.cat([marks(part) for part in parts])
-    if len(whole) != len(taken) or not torch.allclose(whole.sort()[0], taken.sort()[0], rtol=1e-9, atol=1e-9):
+    joined, taken = marks(joint), torch.cat([marks(part) for part in parts])
+    if len(joined) != len(taken) or not torch.allclose(joined.sort()[0], taken.sort()[0], rtol=1e-9, atol=1e-9):
         raise Refused(f"TransformerLens takes a {type(joint).__name__} apart into parts that are not rows of it")
-    order = torch.empty_like(whole, dtype=torch.long)
-    order[whole.argsort(stable=True)] = taken.argsort(stable=True)
+    order = torch.empty_like(joined, dtype=torch.long)
+    order[joined.argsort(stable=True)] = taken.argsort(stable=True)
     return order
 
 
@@ -151,5 +151,5 @@ class JointProjection(LinearBridge):
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The projection, with what the hooks made of its parts."""
         input = self.hook_in(input)
-        whole = torch.cat([part(input) for part in self._parts], -1)
-        return self.hook_out(whole[..., self._order.to(whole.device)])
+        joined = torch.cat([part(input) for part in self._parts], -1)
+        return self.hook_out(joined[..., self._order.to(joined.device)])

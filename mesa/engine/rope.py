@@ -26,11 +26,11 @@ class RotaryLayout:
     def rotate(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """`states` (.., token, dim) with each pair rotated; cos, sin: as `spread`. Other dims have no position."""
         begin, end = self.begin, self.begin + 2 * self.pairs
-        whole = end - begin == states.shape[-1]
-        pairs = states if whole else states[..., begin:end]
+        is_full = end - begin == states.shape[-1]
+        pairs = states if is_full else states[..., begin:end]
         other = pairs.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if self.interleaved else pairs.roll(self.pairs, -1)
         rotated = (pairs * cos).addcmul_(other, sin)
-        if whole:
+        if is_full:
             return rotated
         states = states.expand(*rotated.shape[:-1], -1)
         return torch.cat([states[..., :begin], rotated, states[..., end:]], -1)

@@ -102,7 +102,7 @@ class Method(ABC):
             self._require(_are_indices(layers), "layers", "is not a sequence of different layers, such as (0, 1)")
             object.__setattr__(self, "layers", layers)
         if self.heads is not None:
-            self._require(self.layers is None, "heads", f"and layers={self.layers} are both given; give one")
+            self._require(self.layers is None, "heads", f"and layers={self.layers} are both passed; pass one")
             heads = read_heads(self.heads)
             self._require(heads is not None, "heads", "names no different heads by layer; write it as " + _HEADS)
             object.__setattr__(self, "heads", heads)
@@ -230,5 +230,5 @@ def _indices(value: Any) -> tuple[Any, ...]:
 
 def _are_indices(values: Sequence[Any]) -> bool:
     """Whether there are some, and all are integers from 0 on that differ."""
-    whole = all(isinstance(value, Integral) and 0 <= int(value) <= LARGEST for value in values)
-    return bool(values) and whole and len({*values}) == len(values)
+    are_integers = all(isinstance(value, Integral) and 0 <= int(value) <= LARGEST for value in values)
+    return bool(values) and are_integers and len({*values}) == len(values)

@@ -119,8 +119,8 @@ encode = functools.lru_cache(maxsize=4096)(encode_once)
 def first_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The special tokens that the tokenizer puts before a text, if any."""
     plain = tokenizer.encode("a", add_special_tokens=False)
-    whole = tokenizer.encode("a")
-    return tuple(whole[: next(n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)])
+    ids = tokenizer.encode("a")
+    return tuple(ids[: next(n for n in range(len(ids)) if ids[n : n + len(plain)] == plain)])
 
 
 def repeated_sentences(tokenizer: Tokenizer) -> Filler:

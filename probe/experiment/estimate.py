@@ -177,11 +177,11 @@ def passes_of(work: Work) -> dict[tuple[Method, int], float]:
 
 def work_text(work: Work, left: Work, out: Path | None = None) -> str:
     """What all tasks take in addition to time, and which part of it is done or not needed in the folder `out`."""
-    whole, now = sum(passes_of(work).values()), {task.key for task, _ in left}
+    total, now = sum(passes_of(work).values()), {task.key for task, _ in left}
     tokens, longest = sum(task.weight for task, _ in work), max(task.length for task, _ in work)
     needed = max(task.memory_bytes for task, _ in work)
     text = (
-        f"{len(work)} tasks: {whole:,.0f} passes, {tokens:,} tokens, at most {longest} in one\n"
+        f"{len(work)} tasks: {total:,.0f} passes, {tokens:,} tokens, at most {longest} in one\n"
         f"memory in addition to the weights: about {needed / 2**20:,.0f} MiB"
     )
     done = sum(passes_of([(task, method) for task, method in work if task.key not in now]).values())

@@ -47,24 +47,24 @@ class JournalFile:
     """What a journal's file holds. settings: None for a file cut short in its first line.
 
     expected: rows of the finished run, and request: what its command was asked last, see `resume`; None: unknown.
-    whole: bytes of its whole lines. damaged: numbers of lines that are not what was written; `rows` leaves these out.
+    intact: bytes of its full lines. damaged: numbers of lines that are not what was written; `rows` leaves these out.
     """
 
     settings: JsonObject | None
     rows: dict[Key, JsonObject] = field(default_factory=dict)
     expected: int | None = None
     request: Any = None
-    whole: int = 0
+    intact: int = 0
     damaged: list[int] = field(default_factory=list)
 
 
 def read_journal(path: Path) -> JournalFile:
     """What a journal's file holds; changes nothing. Raises Refused for a file that is not a journal."""
     text = path.read_bytes()
-    whole = text[: text.rfind(b"\n") + 1]
-    if not whole and _BEGIN.encode().startswith(text[: len(_BEGIN)]):
+    full = text[: text.rfind(b"\n") + 1]
+    if not full and _BEGIN.encode().startswith(text[: len(_BEGIN)]):
         return JournalFile(None)
-    first, *lines = whole.split(b"\n")
+    first, *lines = full.split(b"\n")
     try:
         header = json.loads(first)
         count = header.get(_EXPECTED)
@@ -72,7 +72,7 @@ def read_journal(path: Path) -> JournalFile:
             dict(header["settings"]),
             expected=count if isinstance(count, int) else None,
             request=header.get(REQUEST),
-            whole=len(whole),
+            intact=len(full),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(f"{path} is not a journal of a run; use --overwrite or another --out") from error
@@ -197,8 +197,8 @@ class Journal:
         self.rows = {self.columns(*key) if kinds else key: row for key, row in file.rows.items()}
         about = {_EXPECTED: file.expected, REQUEST: file.request}
         self._written = {key: value for key, value in about.items() if value is not None}
-        if file.whole < self.path.stat().st_size:
-            self._cut = file.whole  # dropped with the next row: who only reads changes nothing
+        if file.intact < self.path.stat().st_size:
+            self._cut = file.intact  # dropped with the next row: who only reads changes nothing
 
     def _write(self, mode: str, row: JsonObject) -> None:
         if self._cut is not None:

@@ -232,6 +232,12 @@ def summary_of(plan: Any) -> JsonObject:
     }
 
 
+def settings_of(plan: Any, longest: int, **more: Any) -> JsonObject:
+    """What every row of a plan depends on in addition to its key and its method, as JSON. longest: in tokens."""
+    sizes = {"trained_length": plan.trained_length, "longest": longest, **more}
+    return {**plan.request.identity, **sizes, **identity(plan.request.model, plan.config)}
+
+
 def origin_of(plan: Any) -> dict[str, str]:
     """Revision, quantization and a note on the tokenizer of a plan's model, see `mesa.models.origin`."""
     return origin(plan.request.model, plan.config, plan.request.load.get("revision"))

@@ -26,6 +26,7 @@ from probe.figures.interactive import ROOM_BELOW, draw
 from probe.figures.static import picture, write_png
 from probe.files import GENERATOR, json_text, write
 from probe.store.reader import captured_ranges
+from probe.store.result_file import Interval
 
 ROWS = 1_000_000
 """A CSV holds no more rows: about what a spreadsheet opens."""
@@ -113,8 +114,8 @@ def _integer(values: np.ndarray) -> pd.Series:
     finite = np.isfinite(values)
     if (values[finite] % 1).any():
         return pd.Series(values)
-    whole = pd.Series(np.where(finite, values, 0).astype(np.int64), dtype=object)
-    return whole.where(finite, pd.Series(values, dtype=object))
+    integers = pd.Series(np.where(finite, values, 0).astype(np.int64), dtype=object)
+    return integers.where(finite, pd.Series(values, dtype=object))
 
 
 def _plain(values: np.ndarray) -> np.ndarray:
@@ -144,6 +145,17 @@ def chosen_labels(requested: Mapping[str, Sequence[Any] | None], known: Labels, 
             if value not in known[name]:
                 raise Refused(f"{name} {value!r} was not {verb}; known: {', '.join(map(str, known[name]))}")
     return {name: list(values or default[name]) for name, values in requested.items()}
+
+
+def as_row(values: Mapping[str, Any]) -> Row:
+    """A row with a column for each text and number, and for the ends of intervals _low and _high; no lists."""
+    row: Row = {}
+    for name, value in values.items():
+        if isinstance(value, Interval):
+            row |= zip((name, f"{name}_low", f"{name}_high"), value, strict=True)
+        elif not isinstance(value, list | dict):
+            row[name] = value
+    return row
 
 
 def chosen_rows(

@@ -97,8 +97,8 @@ def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataA
     if len(np.unique(index)) < len(index):
         raise Refused(f"regions {', '.join(f'{start}-{stop - 1}' for start, stop in bounds)} overlap; join them")
     number = np.repeat(np.arange(len(parts)), [part.size for part in parts])
-    whole = slice(index[0], index[-1] + 1) if (np.diff(index) == 1).all() else index  # a slice is read in place
-    return hidden.isel(position=whole).assign_coords(region=("position", number))
+    at = slice(index[0], index[-1] + 1) if (np.diff(index) == 1).all() else index  # a slice is read in place
+    return hidden.isel(position=at).assign_coords(region=("position", number))
 
 
 def side_by_side(

@@ -189,11 +189,11 @@ def _read_region(folder: Path, values: zarr.Array, key: tuple[Any, ...]) -> np.n
     """`values.oindex[key]` in a region that is one chunk: in half of zarr's CPU time, which copies it once more."""
     inner = values.shape[len(FILED) :]
     file = folder.joinpath("c", *map(str, key[: len(FILED)]), *"0" * len(inner))
-    whole = np.fromfile(file, np.uint8)
-    if len(whole) != region_bytes(values):
-        raise ValueError(f"{file.relative_to(folder)} has {len(whole)} bytes, not {region_bytes(values)}")
-    chunk = whole[:-SUM]
-    if google_crc32c.value(chunk) != int.from_bytes(whole[-SUM:].tobytes(), "little"):  # type: ignore[arg-type]
+    content = np.fromfile(file, np.uint8)
+    if len(content) != region_bytes(values):
+        raise ValueError(f"{file.relative_to(folder)} has {len(content)} bytes, not {region_bytes(values)}")
+    chunk = content[:-SUM]
+    if google_crc32c.value(chunk) != int.from_bytes(content[-SUM:].tobytes(), "little"):  # type: ignore[arg-type]
         raise ValueError("the check sum is another than when it was written")
     read = chunk.view(values.dtype.newbyteorder("<")).reshape(inner)
     for axis in reversed(range(len(inner))):

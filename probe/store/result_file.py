@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast
 
 from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError, computed_field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -20,6 +20,16 @@ from probe.run_folder import RUN, RunFolder, layouts, run_of
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that may be missing: NaN, and null in JSON."""
+
+
+class Interval(NamedTuple):
+    """A value, such as a mean over texts, with its 95% interval; NaN where there is none."""
+
+    mean: Number
+    low: Number
+    high: Number
+
+
 NOT_RECORDED = "not recorded"
 """What earlier versions did not write."""
 T = TypeVar("T")

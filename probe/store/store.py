@@ -1,4 +1,4 @@
-"""The store of a run: labelled hidden states on disk, written region by region, and whole or not there.
+"""The store of a run: labelled hidden states on disk, written region by region, and complete or not there.
 
 A store is a zarr v3 folder that `xarray.open_zarr` opens: one variable a hook, dims (method, prompt, layer) and axes of
 its own, most often (position, dim). Methods are selected by `sel({"method": name})`, since `sel` has a parameter of
@@ -267,7 +267,7 @@ def discard(path: str | os.PathLike[str]) -> None:
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Removes a store, started or whole."""
+    """Removes a store, started or complete."""
     discard(path)
     _remove(Path(path))
 

@@ -220,11 +220,11 @@ class _Runs:
         """
         number = (position - trained) // run
         numbers, first, counts = np.unique(number, return_index=True, return_counts=True)
-        whole, place = 2 * counts >= run, np.arange(len(position)) - np.repeat(first, counts)
+        is_full, place = 2 * counts >= run, np.arange(len(position)) - np.repeat(first, counts)
         step = _prime_to(run // _SAMPLES, period)
-        index = np.flatnonzero(np.repeat(whole, counts) & (place % step == 0))
+        index = np.flatnonzero(np.repeat(is_full, counts) & (place % step == 0))
         start = np.unique(number[index], return_index=True)[1]
-        return cls(index, position[index], start, numbers[whole] * run + trained, counts[whole])
+        return cls(index, position[index], start, numbers[is_full] * run + trained, counts[is_full])
 
     def mean(self, values: np.ndarray) -> np.ndarray:
         """Means by run of `values` (sampled position, ...)."""
@@ -442,9 +442,9 @@ def _first_break(
     firsts = np.where(drawn.any(0), runs.first[evaluated][drawn.argmax(0)], np.inf)
     low, high = np.quantile(firsts, [0.025, 0.975], method="nearest")
     at = int(out.argmax())
-    whole = np.flatnonzero((evaluated | (runs.begin < known))[:at])
-    if whole.size:
-        low = min(low, runs.begin[whole[-1]] + run)
+    earlier = np.flatnonzero((evaluated | (runs.begin < known))[:at])
+    if earlier.size:
+        low = min(low, runs.begin[earlier[-1]] + run)
     return float(runs.first[at]), float(low), float(high), total / total.sum()
 
 

@@ -206,9 +206,9 @@ def search_and_control(
         pairs = _pairs(position, trained_length, rule, PLACES)
     except Refused as error:
         return search(hidden, trained_length, rule, reference), str(error)
-    whole = full_window(position, trained_length, rule)
+    window = full_window(position, trained_length, rule)
     places, partners = zip(*pairs, strict=True)
-    crossings, *searched = searches(hidden, [whole], rule, reference, likely=places, counted=partners)
+    crossings, *searched = searches(hidden, [window], rule, reference, likely=places, counted=partners)
     return crossings, _control(hidden, trained_length, reference, pairs, searched, TOP, MIN_EVALUATED_DIMS)
 
 

@@ -314,9 +314,9 @@ def _score(x: np.ndarray, layout: _Layout, rule: CrossingRule, only_likely: bool
     keeps_side = (crossings["inside"] <= 1 - rule.share) & (crossings["share_beyond"] >= rule.share)
 
     def of_all(values: np.ndarray, missing: float = np.nan) -> np.ndarray:
-        whole = np.full(len(x), missing, values.dtype)
-        whole[dims] = values
-        return whole
+        filled = np.full(len(x), missing, values.dtype)
+        filled[dims] = values
+        return filled
 
     return {
         "threshold": threshold,

@@ -76,7 +76,7 @@ class StatedWindow(InWords):
     @property
     def unfit(self) -> str:
         """Why nothing that rests on M can be evaluated; empty where it can."""
-        broken = f"{self.reference} already fails inside the given M = {self.stated} tokens"
+        broken = f"{self.reference} already fails inside the stated M = {self.stated} tokens"
         return broken if self.is_wrong else ""
 
     def __str__(self) -> str:

@@ -23,7 +23,7 @@ def estimated(words, capsys):
 
 
 @pytest.mark.usefixtures("undrawn", "unpainted")
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["probe", "locate", pytest.param("eval", marks=pytest.mark.slow)])
 def test_the_estimate_is_of_what_is_left(command, model, tmp_path, capsys):
     words = [command, *COMMANDS[command].split(), "--model", model, "--out", tmp_path / "run"]
     done, time = estimated(words, capsys)
@@ -52,7 +52,9 @@ CHANGED = {
 
 
 @pytest.mark.usefixtures("undrawn", "unpainted")
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", ["probe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("locate", "eval"))]
+)
 def test_the_estimate_refuses_the_folder_that_the_run_would(command, model, tmp_path, capsys):
     words = [command, *COMMANDS[command].split(), "--model", model, "--out", tmp_path / "run"]
     main(words)

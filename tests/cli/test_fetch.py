@@ -176,5 +176,5 @@ def test_what_is_not_whole_is_not_fetched(damaged, fetched, wheel, capsys):
     if damaged == "provenance.json":
         (fetched / "tiny" / damaged).write_text("{")
     assert "holds something else, or not all of it; --overwrite replaces it" in complaint(wheel, 2, capsys)
-    with pytest.raises(FileNotFoundError, match=r"not whole in .*: run `mesa-lens fetch tiny --overwrite` first"):
+    with pytest.raises(FileNotFoundError, match=r"not complete in .*: run `mesa-lens fetch tiny --overwrite` first"):
         load("tiny")

@@ -4,7 +4,7 @@ import command_lines
 import pytest
 import worlds
 
-TRIED = 150
+TRIED = 75
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """One table of methods at a small trained window, for all tests that go over methods."""
 
+import pytest
+
 import mesa
 
 TRAINED = 24
@@ -25,6 +27,14 @@ CASES = {
     "gap": {"boundary": 7, "gap": 11},
     "mesa": {"window": 5, "width": 3, "first": 4, "last": 6, "split_threshold": 3},
 }
+
+DIFFERENT = "rerope dynamic-ntk dca lampe streaming-llm stair mesa".split()
+"""A case of each kind of plan; the others' plans differ from one of these in numbers."""
+
+
+def names(quick: list[str] = DIFFERENT) -> list:
+    """All cases, as parameters of a test; those outside of `quick` are slow."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in CASES]
 
 
 def method(name: str, **changes) -> mesa.Method:

@@ -7,7 +7,7 @@ import cases
 import numpy as np
 import oracle
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers import BloomConfig, LlamaConfig, MptConfig
 
 import mesa
@@ -103,6 +103,7 @@ def test_what_is_woven_and_where(weave, middle, width, length, prompt):
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))
+@settings(max_examples=60)
 @given(length=st.integers(1, 90), decoded=st.integers(0, 20))
 def test_every_pair_is_in_one_region_and_has_the_formulas_distance(name, length, decoded):
     total = length + decoded
@@ -161,7 +162,7 @@ BAD = [
     ("rerope", {"width": 3}, "unknown parameter 'width'; known: heads, layers, log_n, window"),
     ("rerope", {"layers": 1}, "layers=1 is not a sequence of different layers, such as (0, 1)"),
     ("rerope", {"layers": (1, 1)}, "layers=(1, 1) is not a sequence of different layers"),
-    ("rerope", {"heads": "2:0", "layers": (1,)}, "heads=2:0 and layers=(1,) are both given; give one"),
+    ("rerope", {"heads": "2:0", "layers": (1,)}, "heads=2:0 and layers=(1,) are both passed; pass one"),
     ("leaky-rerope", {"k": "x"}, "k=x is not a number"),
     ("leaky-rerope", {"k": 0.5}, "k=0.5 is below 1"),
     ("stair", {"width": 0}, "width=0 is below 1"),

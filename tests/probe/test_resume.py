@@ -192,11 +192,11 @@ def full():
     [
         (capturing, "_index", 1, KeyError("the first pass"), ()),
         pytest.param(capturing, "_index", 2, KeyError("the second pass"), (), marks=pytest.mark.slow),
-        (store, "_disk_full", 1, full(), ()),  # the template
+        pytest.param(store, "_disk_full", 1, full(), (), marks=pytest.mark.slow),  # the template
         (store, "_disk_full", 2, full(), ("--overwrite",)),  # the tokens
         pytest.param(store, "_seal", 1, full(), (), marks=pytest.mark.slow),  # of the tokens
         (store, "check_values", 7, full(), ()),  # between the layers of a pass
-        (store, "_consolidate", 3, full(), ()),  # all is captured
+        pytest.param(store, "_consolidate", 3, full(), (), marks=pytest.mark.slow),  # all is captured
         (Journal, "_write", 3, full(), ()),
     ],
 )

@@ -37,6 +37,7 @@ def short(read, monkeypatch):
     monkeypatch.setattr(train, "SAVE_SECONDS", -1)
     monkeypatch.setattr(card, "MULTIPLES", (1,))
     monkeypatch.setattr(card, "WINDOWS", 1)
+    monkeypatch.setattr(card, "METHODS", ("origin", "dynamic-ntk", "mesa"))
     monkeypatch.setattr(card, "measure", partial(card.measure, prompts=1))
 
 

@@ -173,7 +173,7 @@ def excess(size: Size, middle: str, prompt: int, settings: VerifyOptions) -> flo
 
 
 def enclosed(exponents: np.ndarray) -> Any:
-    """The sum of e^n over whole exponents n, as an interval (mpmath)."""
+    """The sum of e^n over integer exponents n, as an interval (mpmath)."""
     interval: Any = mpmath.iv
     values, counts = np.unique(exponents, return_counts=True)
     return sum(int(count) * interval.exp(int(value)) for value, count in zip(values, counts, strict=True))

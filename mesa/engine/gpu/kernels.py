@@ -347,7 +347,7 @@ def _score(scoring: Scoring) -> Callable[..., Tensor]:
 
 
 def blocks_of(spans: Sequence[PairSpan], device: torch.device) -> flex.BlockMask:
-    """Spans' mask for `flex_attention`: which blocks it leaves out, masks and reads whole, laid out on the host."""
+    """Spans' mask for `flex_attention`: which blocks it leaves out, masks and reads in full, laid out on the host."""
     (begin, end), (low, high) = sides_of(spans)
     from_key, to_key = np.full(end - begin, high - low), np.full(end - begin, -1)  # which ones each query sees
     for span in spans:
@@ -358,16 +358,16 @@ def blocks_of(spans: Sequence[PairSpan], device: torch.device) -> flex.BlockMask
         from_key[rows][seeing], to_key[rows][seeing] = (first - low)[seeing], (last - low)[seeing]
     rows, columns, holds = np.arange(0, end - begin, _BLOCK), np.arange(0, high - low, _BLOCK), spans[0].holds
     ends = np.minimum(columns + _BLOCK, high - low) - 1
-    some, whole = (
+    some, full = (
         (one.reduceat(from_key, rows)[:, None] <= edge) & (other.reduceat(to_key, rows)[:, None] >= other_edge)
         for one, other, edge, other_edge in (
             (np.minimum, np.maximum, ends, columns),
             (np.maximum, np.minimum, columns, ends),
         )
     )
-    whole = whole & (ends - columns == _BLOCK - 1) & (holds is None)
+    full = full & (ends - columns == _BLOCK - 1) & (holds is None)
     sides = list[np.ndarray]()
-    for chosen in (some & ~whole, whole):
+    for chosen in (some & ~full, full):
         sides += [chosen.sum(1), np.argsort(~chosen, 1, kind="stable")]
     tensors = [torch.from_numpy(side.astype(np.int32))[None, None].to(device, non_blocking=True) for side in sides]
     first, last, at, key_at = (captured(place, device) for place in (from_key, to_key, begin, low))

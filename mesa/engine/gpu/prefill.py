@@ -385,8 +385,8 @@ class _Planner:
         for _, group in groupby(part.spans, lambda span: span.holds):
             spans = tuple(group)
             kernel = self._kernel(spans[0], part.carried is not None)
-            whole = kernel in (by_flex, by_triton)
-            launches += [(kernel, run) for run in ([spans] if whole else part._replace(spans=spans).runs)]
+            is_joint = kernel in (by_flex, by_triton)
+            launches += [(kernel, run) for run in ([spans] if is_joint else part._replace(spans=spans).runs)]
         return launches
 
     def _causal(self, part: Part) -> bool:

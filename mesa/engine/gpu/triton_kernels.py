@@ -4,8 +4,8 @@ Products are of states in their own dtype, sums in float32. A launch takes the h
 function does that torch compiled. Triton comes with torch for CUDA, ROCm and XPU; importing this without it is an
 ImportError.
 
-Kernels take their arguments one by one: tuples of strides pass through a launcher that no test without a GPU runs.
-Names in capitals are constants that a kernel is compiled for; `_batch`, `_head` and `_token` are strides in numbers.
+Names in capitals are constants that a kernel is compiled for. `_batch`, `_head` and `_token` are strides in
+numbers, one by one: tuples of strides pass through a launcher that no test without a GPU runs.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def rotate(
         tokens, *(into.stride(axis) for axis in range(3)), *(states.stride(axis) for axis in range(3)),
         *(_strides(rows) if rows is not None else (0, int(len(table[0]) > 1))),
         *((0, 0) if factors is None else _strides(factors[:, 0] if factors.dim() == 2 else factors[:, 0, :, 0])),
-        layout.pairs, layout.begin, dim, triton.next_power_of_2(dim), layout.interleaved, layout.backwards,
-        rotates, rows is not None, factors is not None, weight is not None, _TOKENS,
+        PAIRS=layout.pairs, BEGIN=layout.begin, DIM=dim, PADDED=triton.next_power_of_2(dim),
+        INTERLEAVED=layout.interleaved, BACKWARDS=layout.backwards, ROTATES=rotates, BY_ROWS=rows is not None,
+        SCALED=factors is not None, WEIGHED=weight is not None, TOKENS=_TOKENS,
     )  # fmt: skip
 
 
@@ -77,8 +78,8 @@ def merge(total: Tensor, log_sum: Tensor, output: Tensor, other: Tensor, sinks: 
     kernel: Any = _merge_kernel
     kernel[triton.cdiv(tokens, _TOKENS), batch * heads](
         total, log_sum, output, other, total if sinks is None else sinks, tokens,
-        *total.stride()[:3], *output.stride()[:3], *log_sum.stride(), *other.stride(), heads, dim,
-        triton.next_power_of_2(dim), sinks is not None, _TOKENS,
+        *total.stride()[:3], *output.stride()[:3], *log_sum.stride(), *other.stride(), heads,
+        DIM=dim, PADDED=triton.next_power_of_2(dim), SINKS=sinks is not None, TOKENS=_TOKENS,
     )  # fmt: skip
 
 
@@ -230,9 +231,9 @@ def attend_spans(
         *(states.stride(axis) for states in (query, other) for axis in range(3)),
         *(part.stride(axis) for part in (key, value) for axis in range(3)),
         *into.stride()[:3], *log_sum.stride(),
-        described, dim, padded, carry_query is not None, softcap is not None,
-        any(span.farthest is not None for span in spans), added, chosen is not None, rows, columns,
-        num_warps=warps, num_stages=stages,
+        DESCRIBED=described, DIM=dim, PADDED=padded, CARRIES=carry_query is not None, CAPPED=softcap is not None,
+        WINDOWED=any(span.farthest is not None for span in spans), ADDED=added, CHOSEN=chosen is not None,
+        ROWS=rows, COLUMNS=columns, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
@@ -246,7 +247,7 @@ def _tile(padded: int, carries: bool, itemsize: int, device: torch.device) -> tu
 
 
 def _aligned(states: Tensor) -> Tensor:
-    """States as a descriptor takes them: rows of whole 16 bytes from a multiple of 16 bytes on."""
+    """States as a descriptor takes them: rows of a multiple of 16 bytes from a multiple of 16 bytes on."""
     size = states.itemsize
     even = states.stride(3) == 1 and all(states.stride(axis) * size % 16 == 0 for axis in range(3))
     if even and states.data_ptr() % 16 == 0:
@@ -311,8 +312,8 @@ def _spans_kernel(
     # The host cut spans to tiles, the longest first, so that no program ends long after the others. Each tile names
     # its row of the batch: rows of different padding have spans of their own.
     tile = table + tl.program_id(0) * 11
-    first, end, begin, whole = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
-    whole_end, last, lowest, highest = tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7)
+    first, end, begin, full = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    full_end, last, lowest, highest = tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7)
     text, phase, key_phase = tl.load(tile + 8), tl.load(tile + 9), tl.load(tile + 10)
     number = tl.program_id(1)
     if CHOSEN:
@@ -344,21 +345,22 @@ def _spans_kernel(
         most = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         output = tl.zeros([ROWS, PADDED], tl.float32)
+    # Keys at the edge of the window are masked, those in the middle are not, those at the diagonal and the end are.
     if WINDOWED:
         output, most, total = _over_span(
-            queries, others, residue, row, key, value, output, most, total, begin, tl.minimum(whole, last), last,
+            queries, others, residue, row, key, value, output, most, total, begin, tl.minimum(full, last), last,
             lowest, highest, scale, softcap, width, key_phase, text, key_head, key_token, value_token,
-            DESCRIBED, DIM, PADDED, CARRIES, CAPPED, True, True, COLUMNS,
+            DESCRIBED, DIM, PADDED, CARRIES, CAPPED, WINDOWED=True, MASKED=True, COLUMNS=COLUMNS,
         )  # fmt: skip
     output, most, total = _over_span(
-        queries, others, residue, row, key, value, output, most, total, whole, whole_end, last, lowest,
+        queries, others, residue, row, key, value, output, most, total, full, full_end, last, lowest,
         highest, scale, softcap, width, key_phase, text, key_head, key_token, value_token,
-        DESCRIBED, DIM, PADDED, CARRIES, CAPPED, False, False, COLUMNS,
+        DESCRIBED, DIM, PADDED, CARRIES, CAPPED, WINDOWED=False, MASKED=False, COLUMNS=COLUMNS,
     )  # fmt: skip
     output, most, total = _over_span(
-        queries, others, residue, row, key, value, output, most, total, whole_end, last, last, lowest,
+        queries, others, residue, row, key, value, output, most, total, full_end, last, last, lowest,
         highest, scale, softcap, width, key_phase, text, key_head, key_token, value_token,
-        DESCRIBED, DIM, PADDED, CARRIES, CAPPED, WINDOWED, True, COLUMNS,
+        DESCRIBED, DIM, PADDED, CARRIES, CAPPED, WINDOWED=WINDOWED, MASKED=True, COLUMNS=COLUMNS,
     )  # fmt: skip
     # A query without keys gives 0 and -inf, which take no weight from other parts.
     blind = total == 0.0
@@ -398,10 +400,12 @@ def attend_token(
         work, query, key, value, spans, laid.slots_of, *(work if tensor is None else tensor for tensor in optional),
         scale, 1.0 if softcap is None else softcap, laid.slots,
         *_shared_stride(spans, laid.slots_of), *query.stride()[:2], *key.stride()[:3], *value.stride()[:3],
-        heads // key_heads, blocks, spans.shape[2], layout.pairs, layout.begin, dim, padded, value_dim, value_padded,
-        layout.interleaved, layout.backwards,
-        has[0], has[2], has[3], has[5], has[6], has[7], softcap is not None, laid.by_head, together,
-        max(16, tile // (padded * key.itemsize)), STAGES, ROTATED_STAGES, num_warps=WARPS,
+        GROUP=heads // key_heads, BLOCKS=blocks, COLUMNS=spans.shape[2], PAIRS=layout.pairs, BEGIN=layout.begin,
+        DIM=dim, PADDED=padded, VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
+        INTERLEAVED=layout.interleaved, BACKWARDS=layout.backwards, QUERY_ROTATES=has[0], QUERY_SCALED=has[2],
+        ROTATES=has[3], SCALED=has[5], WEIGHED=has[6], PATTERNS=has[7], CAPPED=softcap is not None,
+        BY_HEAD=laid.by_head, ROWS=together, TILE=max(16, tile // (padded * key.itemsize)), STAGES=STAGES,
+        ROTATED_STAGES=ROTATED_STAGES, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -416,7 +420,8 @@ def combine(output: Tensor, work: Tensor, laid: Any, sinks: Tensor | None) -> No
     kernel: Any = _combine_kernel
     kernel[heads, batch](
         output, work, work if sinks is None else sinks, laid.slots_of, laid.slots, *_shared_stride(laid.slots_of),
-        *output.stride()[:2], dim, triton.next_power_of_2(dim), sinks is not None, _MERGED_SPANS,
+        *output.stride()[:2],
+        DIM=dim, PADDED=triton.next_power_of_2(dim), SINKS=sinks is not None, SPANS=_MERGED_SPANS,
     )  # fmt: skip
 
 
@@ -469,14 +474,15 @@ def _token_kernel(
         treated = tl.where(table >= 0, end, begin)  # all of the span or nothing
         acc, most, total = _over_range(
             acc, most, total, rows, key, value, cos, sin, factors, seen, masked, begin, treated, table, scale, softcap,
-            key_token, value_token, PAIRS, BEGIN, DIM, PADDED, VALUE_DIM, VALUE_PADDED, INTERLEAVED, BACKWARDS, ROTATES,
-            SCALED, PATTERNS, CAPPED, max(16, TILE // 2), ROTATED_STAGES,
+            key_token, value_token, PAIRS, BEGIN, DIM, PADDED, VALUE_DIM, VALUE_PADDED, INTERLEAVED, BACKWARDS,
+            ROTATES=ROTATES, SCALED=SCALED, PATTERNS=PATTERNS, CAPPED=CAPPED, TILE=max(16, TILE // 2),
+            STAGES=ROTATED_STAGES,
         )  # fmt: skip
         begin = treated
     acc, most, total = _over_range(
         acc, most, total, rows, key, value, cos, sin, factors, seen, masked, begin, end, table, scale, softcap,
-        key_token, value_token, PAIRS, BEGIN, DIM, PADDED, VALUE_DIM, VALUE_PADDED, INTERLEAVED, BACKWARDS, False,
-        False, PATTERNS, CAPPED, TILE, STAGES,
+        key_token, value_token, PAIRS, BEGIN, DIM, PADDED, VALUE_DIM, VALUE_PADDED, INTERLEAVED, BACKWARDS,
+        ROTATES=False, SCALED=False, PATTERNS=PATTERNS, CAPPED=CAPPED, TILE=TILE, STAGES=STAGES,
     )  # fmt: skip
     blind = total == 0.0
     heads = tl.num_programs(1) // BLOCKS * GROUP

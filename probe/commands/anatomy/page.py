@@ -20,7 +20,6 @@ from probe.commands.anatomy.result import (
     Anatomy,
     Captured,
     HeadMeasured,
-    Mean,
     Retrieval,
     RetrievalHead,
     Tokens,
@@ -29,7 +28,7 @@ from probe.figures.export import (
     Export,
     InNotebook,
     Labels,
-    Row,
+    as_row,
     chosen_labels,
     chosen_rows,
     labels_text,
@@ -45,7 +44,7 @@ HeadRow = HeadMeasured | Retrieval
 
 @dataclass(frozen=True)
 class Statistic:
-    """A number of every head: its table and column in the summary, and how it is written; whole: a scale up to 1."""
+    """A number of every head: its table and column in the summary, and how it is written; is_share: a scale up to 1."""
 
     label: str
     table: str
@@ -53,13 +52,13 @@ class Statistic:
     title: str
     unit: str
     digits: int | None = None
-    whole: bool = False
+    is_share: bool = False
 
 
 _WITHOUT = "without the first 4"
 _RETRIEVAL = "Retrieval score: how often a head attends most to the passkey's token, or to the one after it"
 STATISTICS = {
-    "retrieval": Statistic("retrieval", "retrieval", "best", _RETRIEVAL, "score", whole=True),
+    "retrieval": Statistic("retrieval", "retrieval", "best", _RETRIEVAL, "score", is_share=True),
     "beyond": Statistic(
         "keys beyond M", "heads", "mass_beyond", f"Attention to keys M or more tokens away, {_WITHOUT}", "share"
     ),
@@ -90,7 +89,7 @@ def head_map(summary: Anatomy, name: str, method: str, length: int) -> Heatmaps 
     coloured = (
         [row for row in rows if getattr(row, "span", None) != INSIDE] if length > summary.trained_length else rows
     )
-    largest = 1.0 if statistic.whole else max(getattr(row, statistic.column).mean for row in coloured)
+    largest = 1.0 if statistic.is_share else max(getattr(row, statistic.column).mean for row in coloured)
     scale = Scale(0.0, _round_above(largest), statistic.digits)
     heads = [str(head) for head in range(1 + max(row.head for subset in subsets.values() for row in subset))]
     blocks = []
@@ -522,9 +521,9 @@ def anatomy_export(
 
 def anatomy_tables(summary: Anatomy, chosen: Labels) -> dict[str, xr.Dataset]:
     """The measurements as tables; those without rows are left out. chosen: labels to keep, all if empty."""
-    tables = {name: [_flat(row) for row in getattr(summary, name)] for name in ("heads", "all_heads", "retrieval")}
+    tables = {name: [as_row(vars(row)) for row in getattr(summary, name)] for name in TABLES[:3]}
     tables["retrieval_heads"] = [  # a row for each head that retrieves inside M and each method beyond it
-        {"method": method, **_flat(head), **_flat({"beyond": beyond, "recovered": method in head.recovered_by})}
+        {"method": method, **as_row(vars(head))} | as_row({"beyond": beyond, "recovered": method in head.recovered_by})
         for head in summary.retrieval_heads
         for method, beyond in head.beyond.items()
     ]
@@ -535,17 +534,6 @@ def write_anatomy(folder: Path, summary: Anatomy) -> Path:
     """Writes the report and its tables in a run's folder; returns the page's path."""
     tables = anatomy_tables(summary, {})
     return write_page(folder / ANATOMY.command, title(summary), sections(summary), tables, TABLES)
-
-
-def _flat(row: Any) -> Row:
-    """The row with a column for each text and number, and for the ends of intervals _low and _high; no lists."""
-    flat: Row = {}
-    for name, value in (row if isinstance(row, dict) else vars(row)).items():
-        if isinstance(value, Mean):
-            flat |= zip((name, f"{name}_low", f"{name}_high"), value, strict=True)
-        elif isinstance(value, str | float | int):
-            flat[name] = value
-    return flat
 
 
 def inside(folder: Path) -> Iterator[Section]:

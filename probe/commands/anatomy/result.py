@@ -1,19 +1,11 @@
 """What an anatomy run found, as its summary.json and tokens.json hold it. No torch."""
 
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic.dataclasses import dataclass
 
-from probe.store.result_file import Number, OfHead, ResultFile, RunSummary, formerly
-
-
-class Mean(NamedTuple):
-    """A mean over prompts with its 95% interval over prompts, NaN where there is one prompt."""
-
-    mean: Number
-    low: Number
-    high: Number
+from probe.store.result_file import Interval, OfHead, ResultFile, RunSummary, formerly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,21 +19,21 @@ class MeasuredAttention:
     """Number of prompts."""
     span: str
     """`inside M` or `beyond M`: where the queries stand."""
-    mass_first: Mean
+    mass_first: Interval
     """Share on the first 4 keys."""
-    mass_near: Mean
+    mass_near: Interval
     """Share on keys at most N tokens away, without the first 4."""
-    mass_window: Mean
+    mass_window: Interval
     """Share on keys from N to M tokens away, without the first 4."""
-    mass_beyond: Mean
+    mass_beyond: Interval
     """Share on keys M or more tokens away, without the first 4."""
-    entropy: Mean
+    entropy: Interval
     """In nats."""
-    mean_distance: Mean
+    mean_distance: Interval
     """In tokens."""
-    sink: Mean
+    sink: Interval
     """Share on token 0."""
-    previous: Mean
+    previous: Interval
     """Share on the token before."""
 
 
@@ -62,12 +54,12 @@ class Retrieval(OfHead):
     n: int
     layer: int
     head: int
-    offset_0: Mean
-    offset_1: Mean
+    offset_0: Interval
+    offset_1: Interval
     best_offset: int
-    best: Mean
+    best: Interval
 
-    def at(self, offset: int) -> Mean:
+    def at(self, offset: int) -> Interval:
         """The score at an offset."""
         return self.offset_1 if offset else self.offset_0
 
@@ -80,8 +72,8 @@ class RetrievalHead(OfHead):
     layer: int
     head: int
     offset: int
-    inside: Mean
-    beyond: dict[str, Mean]
+    inside: Interval
+    beyond: dict[str, Interval]
     """By method."""
     lost: bool
     kept: bool

@@ -18,7 +18,7 @@ from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
 from mesa.engine.structure import new_cache
 from mesa.errors import Failed, Refused
-from mesa.fingerprints import identity, ids_fingerprint
+from mesa.fingerprints import ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.outside import with_cache, with_last_logits
@@ -37,7 +37,7 @@ from probe.evaluation import PROMPTS
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.pool import MeasureTask, Task
-from probe.experiment.run import CommandResult, Experiment, MethodsPlan, PlanWorker, run as run_plan, summary_of
+from probe.experiment.run import CommandResult, Experiment, MethodsPlan, PlanWorker, run, settings_of, summary_of
 from probe.figures.section import as_text
 from probe.files import JsonObject
 from probe.options import parse_ranges
@@ -300,15 +300,8 @@ class AnatomyPlan(MethodsPlan):
     @property
     def settings(self) -> JsonObject:
         """Everything that a row depends on in addition to its key and its method, as JSON."""
-        return {
-            **self.request.identity,
-            "trained_length": self.trained_length,
-            "longest": self.lengths[-1],
-            "prompts": PROMPTS,
-            "passkeys": _PASSKEYS,
-            **identity(self.request.model, self.config),
-            "documents": self.documents,
-        }
+        versions = {"prompts": PROMPTS, "passkeys": _PASSKEYS}
+        return settings_of(self, self.lengths[-1], **versions) | {"documents": self.documents}
 
 
 def plan(request: AnatomyRequest) -> AnatomyPlan:
@@ -564,7 +557,7 @@ estimate = partial(estimated, AnatomyExperiment)
 
 def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:
     """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
-    journal, failed = run_plan(AnatomyExperiment(plan), out, **how)
+    journal, failed = run(AnatomyExperiment(plan), out, **how)
     summary = summarize(plan, journal)
     text = as_text(headline(summary))
     if journal.rows:

@@ -90,9 +90,9 @@ def recovery_map(
     if way == "without":
         text = f"{method} everywhere except in one place: share of {baseline}'s excess loss that returns"
     layers, heads = summary.layers, [str(head) for head in range(summary.heads)]
-    whole = {(row.layer, 0): triple(row) for row in rows if row.head is None and row.layer is not None}
+    of_layers = {(row.layer, 0): triple(row) for row in rows if row.head is None and row.layer is not None}
     single = {(row.layer, row.head): triple(row) for row in rows if row.layer is not None and row.head is not None}
-    blocks = [fig.tiles("layer", ["all"], layers, whole, named="all heads")] if whole else []
+    blocks = [fig.tiles("layer", ["all"], layers, of_layers, named="all heads")] if of_layers else []
     blocks += [fig.tiles("head", heads, layers, single)] if single else []
     colour_title = "share of the loss that returns" if way == "without" else "share of the loss recovered"
     return fig.tile_map(f"{text}. {about(summary, length, measure)}", colour_title, blocks) if blocks else None

@@ -15,7 +15,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from mesa.decoder import check_layers
 from mesa.engine.bridge import LayerHooks, check_adapted, hooked
 from mesa.errors import Failed, Refused
-from mesa.fingerprints import identity, ids_fingerprint
+from mesa.fingerprints import ids_fingerprint
 from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.support import headed_layers
@@ -64,7 +64,7 @@ from probe.evaluation import PROMPTS
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.pool import LOCAL, Key, MeasureTask, Runner, Task
-from probe.experiment.run import CommandResult, Experiment, MethodsPlan, PlanWorker, run, summary_of
+from probe.experiment.run import CommandResult, Experiment, MethodsPlan, PlanWorker, run, settings_of, summary_of
 from probe.figures.section import as_text
 from probe.files import JsonObject
 from probe.options import head_name, parse_heads, parse_ranges
@@ -237,14 +237,8 @@ class LocatePlan(MethodsPlan):
     @property
     def settings(self) -> JsonObject:
         """Everything that the losses of a task depend on in addition to its key and its method, as JSON."""
-        return {
-            **self.request.identity,
-            "trained_length": self.trained_length,
-            "longest": max(length for _, length in self.items),
-            "prompts": PROMPTS,
-            **identity(self.request.model, self.config),
-            "documents": ids_fingerprint(self.documents),
-        }
+        longest = max(length for _, length in self.items)
+        return settings_of(self, longest, prompts=PROMPTS) | {"documents": ids_fingerprint(self.documents)}
 
 
 def plan(request: LocateRequest) -> LocatePlan:

@@ -15,7 +15,7 @@ import mesa
 from mesa.device import states_checked
 from mesa.engine.structure import acting_layers
 from mesa.errors import Refused
-from mesa.fingerprints import identity, ids_fingerprint
+from mesa.fingerprints import ids_fingerprint
 from mesa.methods import Method, Origin, make
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
@@ -32,7 +32,7 @@ from probe.experiment.estimate import estimated
 from probe.experiment.journal import JournalRows
 from probe.experiment.lock import owned
 from probe.experiment.pool import LOCAL, Key, MeasureTask, Runner, Task
-from probe.experiment.run import CommandResult, Experiment, PlanWorker, origin_of, run as run_plan
+from probe.experiment.run import CommandResult, Experiment, PlanWorker, origin_of, run as run_plan, settings_of
 from probe.figures.export import rendered
 from probe.figures.section import as_text, page
 from probe.files import JsonObject, write as write_file
@@ -100,25 +100,19 @@ class PredictPlan:
 
     def checked_lengths(self, method: Method) -> tuple[int, ...]:
         """The prompts that measure a method: the longest alone, where a shorter one is its beginning."""
-        whole = method.plan(self.longest)
+        full = method.plan(self.longest)
         for length in self.lengths:
             plan, queries = method.plan(length), formula.scored_queries(length, self.trained_length, 4)
             keys = np.arange(length)
-            same = np.array_equal(relative_positions(plan, queries, keys), relative_positions(whole, queries, keys))
-            if not same or (length < self.longest and follows_length(plan, whole)):
+            same = np.array_equal(relative_positions(plan, queries, keys), relative_positions(full, queries, keys))
+            if not same or (length < self.longest and follows_length(plan, full)):
                 return self.lengths
         return (self.longest,)
 
     @property
     def settings(self) -> JsonObject:
         """Everything that losses depend on in addition to method, length and text, as JSON."""
-        return {
-            **self.request.identity,
-            "trained_length": self.trained_length,
-            "longest": self.longest,
-            "documents": ids_fingerprint(self.texts),
-            **identity(self.request.model, self.config),
-        }
+        return settings_of(self, self.longest, documents=ids_fingerprint(self.texts))
 
 
 def plan(request: PredictRequest) -> PredictPlan:

@@ -64,7 +64,7 @@ class RuleOptions:
     """What onsets are read by."""
 
     rule: Literal["drift", "paper"] = option(
-        "drift", "read onsets from drift of whole layers, or from thresholds of single dims as in the paper"
+        "drift", "read onsets from drift of layers, or from thresholds of single dims as in the paper"
     )
 
 

@@ -299,7 +299,7 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
     yield (
         "Tail NLL, passkey accuracy",
         "Mean negative log-likelihood of the same last tokens at every length, only the context before them grows; "
-        "share of prompts whose hidden number is given back.",
+        "share of prompts whose hidden number is returned.",
     )
 
 

@@ -217,14 +217,14 @@ def run_plan(plan: ProbePlan, out: Path, *, overwrite: bool, by: str, runner: Ru
             RunFolder(out).check_apart(("journal.jsonl",))
         else:
             check_folder(plan, out)
-        whole = not overwrite and _store_of_run(plan, out) == reader.store_of(out)
-        summary = run_summary(out) if whole else None
+        is_done = not overwrite and _store_of_run(plan, out) == reader.store_of(out)
+        summary = run_summary(out) if is_done else None
         if summary and (summary.onset_by == by or isinstance(summary.drift, str)):  # no drift: both agree
             warn_finished(out)
         else:
             if not overwrite:
                 check_report(out)
-            if not whole:
+            if not is_done:
                 _measure_and_capture(plan, out, overwrite, by, runner)
             with _resumable(out, overwrite):
                 summary = write_report(out, by)
@@ -238,7 +238,7 @@ def is_complete(plan: ProbePlan, out: Path) -> bool:
 
 
 def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
-    """The folder's store of this very run, partial or whole; fingerprints are taken only where there may be one."""
+    """The folder's store of this very run, partial or complete; fingerprints are taken only where there may be one."""
     path = reader.store_of(out)
     if store.find_store(path, template(plan)) is None:
         return None
@@ -284,11 +284,11 @@ def _resumable(out: Path, overwrite: bool) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        whole, partial = reader.store_of(out), reader.partial_path(reader.store_of(out))
+        complete, partial = reader.store_of(out), reader.partial_path(reader.store_of(out))
         is_measured = bool(known_rows(out / JOURNAL))
         if not is_measured and not (partial.exists() and reader.complete_passes(partial)):
-            store.discard(whole)
-        if is_measured or partial.exists() or whole.exists():
+            store.discard(complete)
+        if is_measured or partial.exists() or complete.exists():
             error.add_note(f"what is done is kept: {how_to_resume(out, overwrite)}")
         raise
 

@@ -813,6 +813,8 @@ def _unevaluated(evidence: Evidence, rows: MethodRows) -> list[str]:
         left.append(f"{NLL} (at chance inside M)")
     if level and level.passkeys is not None and PASSKEY not in evidence.evaluated_by:
         left.append(f"{PASSKEY} ({tally(level.passkeys, level.prompts['sample'])} found inside M)")
+    if level and level.passkeys is None:  # of a run in stages, until each method has them
+        left.append(f"{PASSKEY} (not measured at every method's longest length)")
     if isinstance(evidence.drift, str):
         return [*left, "drift"]
     reasons: dict[str, list[Row]] = {}

@@ -1,6 +1,6 @@
 """What the pages of `mesa-lens readout` show: an answer, maps of probes, charts by layer, tables, exports."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from mesa.errors import Refused
 from probe.commands import Findings, RunFacts
 from probe.commands.readout.result import PASSKEY_DIGIT, READOUT, TABLES, Interval, ProbeRead, Readout
 from probe.figures import figure_data as fig
-from probe.figures.export import Export, InNotebook, Labels, Row, chosen_labels, chosen_rows, labels_text, safe_name
+from probe.figures.export import Export, InNotebook, Labels, as_row, chosen_labels, chosen_rows, labels_text, safe_name
 from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
 from probe.statistics import tally
 from probe.store.result_file import having, ranged
@@ -350,19 +350,8 @@ def readout_export(
 
 def readout_tables(summary: Readout, chosen: Labels) -> dict[str, xr.Dataset]:
     """The measurements as tables. chosen: labels to keep, all if empty."""
-    tables = {name: [_flat(vars(row)) for row in getattr(summary, name)] for name in TABLES}
+    tables = {name: [as_row(vars(row)) for row in getattr(summary, name)] for name in TABLES}
     return chosen_rows(tables, chosen, model=summary.model, trained_length=summary.trained_length)
-
-
-def _flat(row: Mapping[str, Any]) -> Row:
-    """The row with a column for each text and number, and for the ends of intervals _low and _high."""
-    flat: Row = {}
-    for name, value in row.items():
-        if isinstance(value, Interval):
-            flat |= zip((name, f"{name}_low", f"{name}_high"), value, strict=True)
-        else:
-            flat[name] = value
-    return flat
 
 
 def write_readout(folder: Path, summary: Readout) -> Path:

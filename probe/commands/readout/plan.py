@@ -15,7 +15,7 @@ from scipy.special import stdtrit
 
 from mesa.decoder import check_layers
 from mesa.errors import Refused
-from mesa.fingerprints import identity, ids_fingerprint
+from mesa.fingerprints import ids_fingerprint
 from mesa.methods import Method
 from mesa.models import model_class, tokenizer_of
 from mesa.support import attending_layers
@@ -29,7 +29,7 @@ from probe.eval_tasks.sources import TextSource, rows, texts_by_name
 from probe.eval_tasks.tasks import tail_prompts
 from probe.eval_tasks.token_texts import token_texts
 from probe.evaluation import PROMPTS
-from probe.experiment.run import MethodsPlan
+from probe.experiment.run import MethodsPlan, settings_of
 from probe.files import JsonObject, checksum
 from probe.options import parse_ranges
 
@@ -123,12 +123,7 @@ class ReadoutPlan(MethodsPlan):
     @property
     def keys(self) -> list[ReadoutKey]:
         """The states that are read, short prompts first."""
-        return [
-            ReadoutKey(STATES, name, length, text, "")
-            for length in self.lengths
-            for name in self.methods
-            for text in range(len(self.windows))
-        ]
+        return [key for length in self.lengths for name in self.methods for key in state_keys(self, name, length)]
 
     @property
     def probes(self) -> list[ReadoutKey]:
@@ -144,15 +139,8 @@ class ReadoutPlan(MethodsPlan):
     @property
     def settings(self) -> JsonObject:
         """Everything that a row depends on in addition to its key and its method, as JSON."""
-        return {
-            **self.request.identity,
-            "trained_length": self.trained_length,
-            "longest": self.lengths[-1],
-            "prompts": PROMPTS,
-            **identity(self.request.model, self.config),
-            "documents": self.documents,
-            **({"labels": self.user_labels} if self.user_labels else {}),
-        }
+        labels = {"labels": self.user_labels} if self.user_labels else {}
+        return settings_of(self, self.lengths[-1], prompts=PROMPTS) | {"documents": self.documents} | labels
 
     def prompt(self, text: int, length: int) -> np.ndarray:
         """Token ids of a text at a length: its last tokens, after the tokenizer's first."""
@@ -169,6 +157,11 @@ class ReadoutPlan(MethodsPlan):
         """What is captured of a pass over `length` tokens."""
         layers = tuple((layer, layer + 1) for layer in self.layers)
         return CaptureSpec((self.request.hook,), layers, ((length - self.tokens, length),)).resolve(self.config, length)
+
+
+def state_keys(plan: ReadoutPlan, method: str, length: int) -> list[ReadoutKey]:
+    """The states of every text, those to train on first."""
+    return [ReadoutKey(STATES, method, length, text, "") for text in range(len(plan.windows))]
 
 
 def plan(request: ReadoutRequest) -> ReadoutPlan:

@@ -2,19 +2,11 @@
 
 from dataclasses import field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from probe.store.result_file import Number, ResultFile, RunSummary
-
-
-class Interval(NamedTuple):
-    """A value with its 95% interval over texts, NaN where there is none."""
-
-    mean: Number
-    low: Number
-    high: Number
+from probe.store.result_file import Interval, Number, ResultFile, RunSummary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,7 @@ from probe.commands.readout.plan import (
     control_labels,
     fit_probe,
     plan,
+    state_keys,
 )
 from probe.commands.readout.result import (
     PASSKEY_DIGIT,
@@ -187,7 +188,7 @@ def lens_readout(
 
 # A run: the worker, the probes, the summary
 
-_LENS = tuple(QUANTITIES)
+_NONE = Interval(*[float("nan")] * 3)
 
 
 class ReadoutWorker(PlanWorker):
@@ -284,6 +285,11 @@ def states_path(folder: Path, key: Sequence[Any]) -> Path:
     return folder / f"{method}-{length}-{text}.npy"
 
 
+def layer_of(folder: Path, keys: Sequence[ReadoutKey], row: int) -> np.ndarray:
+    """A layer's states (text, token, dim) of several texts."""
+    return np.stack([np.load(states_path(folder, key), mmap_mode="r")[row] for key in keys])
+
+
 class Prober:
     """Fits and scores the probes of a plan; holds the states of one layer, and the probes trained at M in it."""
 
@@ -303,15 +309,13 @@ class Prober:
         test = self._part(labels, key.method, key.length, test=True)
         scores = {"by_reference": reference.score(*test)}
         if key.length == plan.trained_length:
+            here = trained
             scores |= {"inside": trained.score(*test), "chance": self._chance(labels, test)}
-            scores["control"] = control.score(*self._part(self._control(key.name), key.method, key.length, test=True))
-            strength = trained.strength
         else:
-            refit, control = self._fit(key.name, key.method, key.length)
-            scores |= {"transfer": trained.score(*test), "refit": refit.score(*test)}
-            scores["control"] = control.score(*self._part(self._control(key.name), key.method, key.length, test=True))
-            strength = refit.strength
-        return {"strength": strength, "sums": {name: each.sums.tolist() for name, each in scores.items()}}
+            here, control = self._fit(key.name, key.method, key.length)
+            scores |= {"transfer": trained.score(*test), "refit": here.score(*test)}
+        scores["control"] = control.score(*self._part(self._control(key.name), key.method, key.length, test=True))
+        return {"strength": here.strength, "sums": {name: each.sums.tolist() for name, each in scores.items()}}
 
     def _at_trained_length(self, name: str, method: str) -> tuple[Probe, Probe]:
         if (name, method) not in self._fitted:
@@ -347,9 +351,7 @@ class Prober:
         half = slice(self.plan.training, None) if test else slice(self.plan.training)
         if (method, length) not in self._loaded:
             row = self.plan.layers.index(self._layer)
-            keys = [ReadoutKey(STATES, method, length, text, "") for text in range(len(self.plan.windows))]
-            each = [np.load(states_path(self.states, key), mmap_mode="r")[row] for key in keys]
-            self._loaded[method, length] = np.stack(each)
+            self._loaded[method, length] = layer_of(self.states, state_keys(self.plan, method, length), row)
         known = labels.known[half]
         texts = np.broadcast_to(np.arange(len(labels.known))[half, None], known.shape)
         return self._loaded[method, length][half][known], labels.values[half][known], texts[known]
@@ -392,18 +394,17 @@ def fit_all(plan: ReadoutPlan, states: Path, journal: Journal, until: float | No
 
 def distances_of(plan: ReadoutPlan, states: Path) -> list[DistanceRead]:
     """How far the states of test texts lie from the reference's in-window distribution on training texts, by layer."""
-    read, training, texts = list[DistanceRead](), range(plan.training), range(plan.training, len(plan.windows))
+    read, training, texts = list[DistanceRead](), slice(plan.training), slice(plan.training, None)
 
-    def layer_of(method: str, length: int, numbers: range, row: int) -> np.ndarray:
-        keys = [ReadoutKey(STATES, method, length, text, "") for text in numbers]
-        return np.stack([np.load(states_path(states, key), mmap_mode="r")[row] for key in keys])
+    def read_layer(method: str, length: int, half: slice, row: int) -> np.ndarray:
+        return layer_of(states, state_keys(plan, method, length)[half], row)
 
     for row, layer in enumerate(Bar(plan.layers, desc="measuring distances", unit="layer")):
-        fitted = StateReference.fit(layer_of(plan.reference, plan.trained_length, training, row))
+        fitted = StateReference.fit(read_layer(plan.reference, plan.trained_length, training, row))
         for method in plan.ordered:
-            near = fitted.distances(layer_of(method, plan.trained_length, texts, row)).mean(1)
+            near = fitted.distances(read_layer(method, plan.trained_length, texts, row)).mean(1)
             for length in plan.lengths[1:]:
-                of = compared(near, fitted.distances(layer_of(method, length, texts, row)).mean(1))
+                of = compared(near, fitted.distances(read_layer(method, length, texts, row)).mean(1))
                 ratio = Interval(of.ratio, of.low, of.high)
                 read.append(
                     DistanceRead(
@@ -448,7 +449,7 @@ class _Summary:
 
     def _of_texts(self, method: str, length: int) -> list[JsonObject]:
         """The rows of the texts; empty unless all are there."""
-        keys = [ReadoutKey(STATES, method, length, text, "") for text in range(len(self.plan.windows))]
+        keys = state_keys(self.plan, method, length)
         return [self.rows[key] for key in keys] if all(key in self.rows for key in keys) else []
 
     @cached_property
@@ -488,7 +489,7 @@ class _Summary:
                             loss=student_interval(values["loss"][:, row]),
                             excess=student_interval(excess),
                             is_above=_above(excess, self._tests),
-                            **{name: float(values[name][:, row].mean()) for name in _LENS if name != "loss"},
+                            **{name: float(values[name][:, row].mean()) for name in QUANTITIES if name != "loss"},
                         )
                     )
         return read
@@ -512,11 +513,7 @@ class _Summary:
         beyond = key.length > self.plan.trained_length
         inside, transfer, refit = there["inside"], here.get("transfer"), here.get("refit")
         draws, tests = Bootstrap(len(inside.texts), self.plan.request.seed), self._tests
-        none = Interval(*[float("nan")] * 3)
-
-        def interval(scores: TextScores, minus: TextScores | None = None) -> Interval:
-            return draws.interval(scores, minus)
-
+        interval = draws.interval
         is_read = self._is_trained and all(
             draws.is_clear(inside, there[other], tests) for other in ("control", "chance")
         )
@@ -540,9 +537,9 @@ class _Summary:
             control=interval(there["control"]),
             control_refit=interval(here["control"]),
             selectivity=interval(inside, there["control"]),
-            moved=interval(refit, transfer) if refit and transfer else none,
-            lost=interval(inside, refit) if refit else none,
-            returned=none if is_reference else interval(*back),
+            moved=interval(refit, transfer) if refit and transfer else _NONE,
+            lost=interval(inside, refit) if refit else _NONE,
+            returned=_NONE if is_reference else interval(*back),
             is_read=is_read,
             is_moved=bool(refit and transfer and is_read and draws.is_clear(refit, transfer, tests)
                           and draws.is_clear(refit, here["control"], tests)),
@@ -571,7 +568,7 @@ class _Summary:
 
 def _share(hits: int, count: int) -> Interval:
     """A share with Wilson's interval; NaN of none."""
-    return Interval(hits / count, *wilson(hits, count)) if count else Interval(*[float("nan")] * 3)
+    return Interval(hits / count, *wilson(hits, count)) if count else _NONE
 
 
 def student_interval(values: np.ndarray) -> Interval:
@@ -589,7 +586,7 @@ def _stacked(rows: Sequence[JsonObject]) -> dict[str, np.ndarray]:
     """What the lens read, (text, layer), by name; empty where it read nothing."""
     if not rows or "lens" not in rows[0]:
         return {}
-    return {name: np.array([row["lens"][name] for row in rows]) for name in _LENS}
+    return {name: np.array([row["lens"][name] for row in rows]) for name in QUANTITIES}
 
 
 __all__ = ["estimate", "plan", "run_and_report"]

@@ -148,11 +148,15 @@ def test_every_hook_is_stocks(family, switches, tokenizer):
             torch.testing.assert_close(cache[hook], states, atol=1e-4, rtol=1e-4, msg=lambda text: f"{hook}: {text}")  # noqa: B023
 
 
+PATTERNS = [
+    pytest.param(family, {}, marks=() if family in HOOKED.split(",") else pytest.mark.slow)
+    for family in families.FAMILIES
+]
 OF_HEADS = [(family, {"heads": {0: (1, 2)}}) for family in "llama,phi3,gemma3_text,gemma4_text shared,mpt".split(",")]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("family", "given"), [*((family, {}) for family in families.FAMILIES), *OF_HEADS])
+@pytest.mark.parametrize(("family", "given"), [*PATTERNS, *OF_HEADS])
 def test_patterns_are_the_weights_of_scores_in_every_family(family, given, tokenizer):
     model, method, (ids, mask) = families.build(family), cases.method("rerope", **given), tiny.padded(9, 0, length=50)
     with mesa.applied(model, method, executor="dense"):

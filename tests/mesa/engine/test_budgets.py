@@ -76,9 +76,9 @@ def test_a_layer_stays_within_its_budget(model, name, row_of):
 
 
 def padded():
-    """Plans that differ; the quick suite has one of each kind: plain, by frequencies, by position, in chunks."""
+    """Plans that differ; the quick suite has one of each kind: plain, by frequencies, in chunks."""
     for name in ("origin", "dynamic-ntk", "lampe", "mesa", "rerope", "dca", "streaming-llm", "stair"):
-        is_quick = name in ("origin", "dynamic-ntk", "lampe", "mesa")
+        is_quick = name in ("origin", "dynamic-ntk", "mesa")
         yield pytest.param(name, marks=() if is_quick else pytest.mark.slow)
 
 
@@ -93,7 +93,7 @@ def test_rows_of_different_padding_take_the_launches_of_one_text(name, row_of):
 
 
 @pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("rerope", "stair")), "dynamic-ntk", "mesa"]
+    "name", ["mesa", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rerope", "stair", "dynamic-ntk"))]
 )
 def test_a_method_in_some_heads_stays_within_the_budget_of_all(name, row_of):
     row = row_of("llama-3-8b", make(name, 8192, heads=dict.fromkeys(range(budgets.DEPTH), (0, 3, 17))))

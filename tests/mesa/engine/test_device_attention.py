@@ -129,15 +129,15 @@ def by_both(*parts):
 
 ALIBI = (0.7, 0.05)
 SLOPED = [(kernel, ALIBI) for kernel in KERNELS[2:]]  # with slopes the others give way to plain operations
-DIFFERENT = "rerope dynamic-ntk dca lampe streaming-llm stair mesa".split()
-"""The cases whose plans differ in kind: those that the quick suite has of what takes long."""
+FLEX = ("rerope", "lampe", "stair", "mesa")
+"""The cases of the quick suite for flex attention, which is slow here: bands, positions, carries and chunks."""
 
 
 def by_kernel(*chosen):
-    """Every case by every kernel, with what else is chosen; flex attention, which is slow here, of some cases."""
+    """Every case by every kernel, with what else is chosen; flex attention of some cases."""
     for name in cases.CASES:
         for kernel, *more in chosen:
-            is_quick = kernel is not kernels.by_flex or name in DIFFERENT
+            is_quick = kernel is not kernels.by_flex or name in FLEX
             marks = () if is_quick else pytest.mark.slow
             yield pytest.param(
                 name,
@@ -237,7 +237,7 @@ def test_mesas_chunks_are_one_launch():
     assert len(others) == 2
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_kernel_is_tried_and_one_that_is_wrong_is_not_used(dtype, monkeypatch):
     device, right = torch.device("cpu"), kernels.by_operations
 
@@ -381,7 +381,7 @@ def test_a_token_of_plans_of_others_in_two_launches_equals_dense(name, start, tw
     torch.testing.assert_close(got, expected.nan_to_num(nan=0.0), atol=5e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize("name", cases.names())
 def test_a_padded_batch_in_two_launches_is_as_on_a_cpu(name, two_launches, monkeypatch):
     model, (ids, mask), results = tiny.model().double(), tiny.padded(0, 9, length=84), []
     for launched in (True, False):
@@ -538,11 +538,10 @@ def launched(two_launches, monkeypatch):
 
 
 def in_some_heads():
-    """Every case in all heads, and in some; the quick suite has the cases whose plans differ."""
+    """Every case in all heads, and in some; the quick suite has the cases whose plans differ, few of them in all."""
     for name in cases.CASES:
-        marks = () if name in DIFFERENT else pytest.mark.slow
-        yield pytest.param(name, None, id=f"{name}-all heads", marks=marks)
-        yield pytest.param(name, CHOSEN, id=f"{name}-some heads", marks=marks)
+        for heads, said, quick in ((None, "all", ("rerope", "mesa")), (CHOSEN, "some", cases.DIFFERENT)):
+            yield pytest.param(name, heads, id=f"{name}-{said} heads", marks=() if name in quick else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("name", "heads"), list(in_some_heads()))
@@ -562,7 +561,7 @@ def test_rows_of_different_padding_and_some_heads_are_one_set_of_launches(
     torch.testing.assert_close(results[0], results[1], atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["origin", "rerope", "dynamic-ntk", "mesa", "stair"])
+@pytest.mark.parametrize("name", cases.names(["rerope", "mesa"]))
 def test_padding_on_the_right_is_one_set_of_launches_and_padding_between_tokens_one_for_each_row(
     name, launched, monkeypatch
 ):

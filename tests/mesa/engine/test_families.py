@@ -44,8 +44,16 @@ NO_PAIRS = ("mpt", "bloom", "phi3 longrope")
 """Families without rotary embeddings, and one whose frequencies follow the text's length."""
 
 
-@pytest.mark.parametrize("name", ["rerope", "mesa"])
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in NO_PAIRS])
+OF_A_KIND = "llama,qwen2 sliding,phi3,gpt_neox,gemma3_text,gemma4_text shared,phi norms,mixtral,mpt,bloom".split(",")
+"""Sliding layers, joint projections, partial rotation, two rotations, shared keys, norms, experts, ALiBi."""
+EACH = [pytest.param(family, marks=() if family in OF_A_KIND else pytest.mark.slow) for family in FAMILIES]
+WITH_PAIRS = [
+    pytest.param(family, name, marks=() if name == "rerope" or family in OF_A_KIND else pytest.mark.slow)
+    for family in FAMILIES if family not in NO_PAIRS for name in ("rerope", "mesa")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "name"), WITH_PAIRS)
 def test_a_method_is_what_its_pairs_give(family, name):
     held_to_pairs(shared(family), name)
 
@@ -92,7 +100,7 @@ def kept_weights(attachment, layer):
     return kept
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", EACH)
 def test_heads_are_chosen_in_prefill_and_decoding(family):
     """The weights of a layer's heads depend on those of the layers below alone; the sliding layers' keys drop out."""
     model, in_heads, in_layer = shared(family), {"heads": {1: (0, 1, 3)}}, {"layers": (1,)}

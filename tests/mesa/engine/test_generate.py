@@ -60,7 +60,10 @@ def test_a_stated_prompt_length_stands_before_that_of_what_generate_is_given():
         torch.testing.assert_close(scores(model, ids)[:, 0], model(ids).logits[:, -1], atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "stated"), [("mesa", PROMPT), *((name, None) for name in cases.CASES)])
+@pytest.mark.parametrize(
+    ("name", "stated"),
+    [("mesa", PROMPT), *(pytest.param(*each.values, None, marks=each.marks) for each in cases.names())],
+)
 def test_a_prompt_prefilled_in_pieces_with_rows_that_are_padding_at_first(name, stated):
     ids, mask = tiny.padded(37, 20, 0, length=PROMPT)  # all padding in the first two pieces, and in the first
     model = tiny.model()
@@ -72,7 +75,7 @@ def test_a_prompt_prefilled_in_pieces_with_rows_that_are_padding_at_first(name, 
     torch.testing.assert_close(every_row_padded, whole[:2], atol=3e-5, rtol=0)
 
 
-STATIC = [("llama", name) for name in cases.CASES]
+STATIC = [pytest.param("llama", *each.values, marks=each.marks) for each in cases.names()]
 STATIC += [(family, "rerope") for family in ("mistral sliding", "gemma3_text", "gemma4_text shared")]
 
 

@@ -27,7 +27,7 @@ def model():
     return tiny.model().double()
 
 
-@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize("name", cases.names())
 @pytest.mark.parametrize("chosen", [(0, 1, 3), pytest.param((1, 2), marks=pytest.mark.slow)])
 def test_each_head_equals_the_formula_of_its_own_method(model, name, chosen):
     method = cases.method(name, heads={0: chosen, 2: (3,)})

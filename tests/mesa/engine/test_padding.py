@@ -29,7 +29,7 @@ def masked(length=PROMPT):
     return mask
 
 
-@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize("name", cases.names())
 def test_every_row_equals_the_formula(name):
     model, expected = tiny.model().double(), {}
     for executor in ("dense", "fused"):

@@ -53,7 +53,7 @@ def test_dense_returns_attention_weights(model):
     assert (weights[0][0, :, 20, 3:12] == 0).all()  # masked: beyond the 3 first, before the last 9
 
 
-@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize("name", cases.names())
 @pytest.mark.parametrize("executor", ["dense", "fused"])
 def test_a_prompt_in_uneven_pieces_is_the_prompt_in_one_call(model, name, executor):
     ids = tokens(1, 70)

@@ -46,7 +46,7 @@ def observed(model, method, ids, chosen, past=0):
 ROWS = [
     (family, name, {}, 0)
     for family in MODELS
-    for name in cases.CASES
+    for name in (cases.CASES if family == "llama" else cases.DIFFERENT)
     if not missing(family.split()[0], mesa.METHODS[name])
 ]
 ROWS += [("llama", name, {}, 60) for name in ("origin", "rerope", "dynamic-ntk", "mesa")]

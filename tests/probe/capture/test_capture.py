@@ -34,7 +34,7 @@ def ids(length=70):
     return torch.randint(3, 90, (length,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize("name", cases.names())
 def test_bridge_equals_the_plugged_model(loaded, bridged, name):
     """Difference 0: the bridge runs the very same attention. TransformerLens' own would give Origin here."""
     tokens = torch.tensor([ids()])

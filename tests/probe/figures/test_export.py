@@ -83,13 +83,14 @@ CONTROL = ("thresholds-onsets", "thresholds-control", "thresholds-control-places
             ["threshold-resid_post-repeated-layer1-dim3"],
             ["thresholds-resid_post-repeated", "threshold-resid_post-repeated-values", *CONTROL],
         ),
-        (
+        pytest.param(
             "drift",
             ["--layers", "1"],
             ["drift-resid_post-repeated", "drift-resid_post-repeated-map"],
             [f"drift-resid_post-repeated-{table}" for table in ("levels", "dims", "onsets")],
+            marks=pytest.mark.slow,
         ),
-        ("distance", ["--layers", "1"], [DISTANCE], [DISTANCE, f"{DISTANCE}-last"]),
+        pytest.param("distance", ["--layers", "1"], [DISTANCE], [DISTANCE, f"{DISTANCE}-last"], marks=pytest.mark.slow),
         (
             "curves",
             [],

@@ -76,7 +76,7 @@ def test_every_value_is_that_of_its_labels(form, options, folder, run, tmp_path)
     assert "pooled" not in path.name
 
 
-@pytest.mark.parametrize("minus", [None, "origin"])
+@pytest.mark.parametrize("minus", [None, pytest.param("origin", marks=pytest.mark.slow)])
 def test_python_and_the_command_write_the_same_numbers(minus, folder, run, tmp_path, monkeypatch):
     flags = ["--minus", minus] if minus else []
     assert main(["export", "heatmap", str(folder), "--format", "npz,csv", "--out", str(tmp_path / "a"), *flags]) == 0

@@ -211,13 +211,15 @@ def test_static_figures_draw_the_same(hidden, crossings):
         assert image.get_array().shape == (displayed.sizes["dim"], (displayed["region"] == 1).sum())
 
 
-def test_pictures_in_several_forms_are_those_of_one_layout(hidden, crossings):
-    for figure in (threshold_chart(hidden, crossings, *best(crossings, 1)[0]), drift_map(find_drift(hidden, M))):
-        both = pictures(figure, ("png", "svg"), 60)
-        assert list(both) == ["png", "svg"]
-        assert both["png"] == picture(figure, "png", 60)
-        assert both == pictures(figure, ("png", "svg"), 60)
-        assert pictures(figure, ("svg", "png"), 60)["svg"] == picture(figure, "svg", 60)
+@pytest.mark.parametrize("kind", ["lines", pytest.param("map", marks=pytest.mark.slow)])
+def test_pictures_in_several_forms_are_those_of_one_layout(kind, hidden, crossings):
+    lines = kind == "lines"
+    figure = threshold_chart(hidden, crossings, *best(crossings, 1)[0]) if lines else drift_map(find_drift(hidden, M))
+    both = pictures(figure, ("png", "svg"), 60)
+    assert list(both) == ["png", "svg"]
+    assert both["png"] == picture(figure, "png", 60)
+    assert both == pictures(figure, ("png", "svg"), 60)
+    assert pictures(figure, ("svg", "png"), 60)["svg"] == picture(figure, "svg", 60)
 
 
 def test_static_heatmaps_of_a_column_stand_one_below_the_other_each_with_its_dims(hidden):

@@ -263,7 +263,7 @@ def test_what_differs_by_token_is_not_position():
 
 
 @pytest.mark.parametrize("period", [2, 3, 4, 6, 12, 16])
-@pytest.mark.parametrize("trained", [512, 2048, 8192])
+@pytest.mark.parametrize("trained", [512, pytest.param(2048, marks=pytest.mark.slow), 8192])
 def test_every_token_of_a_word_is_read(trained, period):
     """Runs and references are thinned in long windows: by steps that meet every token of the word."""
     rng, length = np.random.default_rng(period), 3 * trained // 2

@@ -10,8 +10,9 @@ import tiny
 from commands import main
 
 from probe.commands.anatomy.page import attention_view, loss_view
-from probe.commands.anatomy.result import TOKENS, Mean, Retrieval
+from probe.commands.anatomy.result import TOKENS, Retrieval
 from probe.commands.anatomy.run import AnatomyExperiment, intervals, retrieval_heads
+from probe.store.result_file import Interval
 
 M, LENGTH = 160, 320
 METHODS = ("origin", "rerope")
@@ -96,8 +97,8 @@ def test_a_head_is_lost_and_recovered_by_its_intervals():
     rows = []
     for head, values in scores.items():
         for (method, length), score in zip((("origin", M), ("origin", 640), ("rerope", 640)), values, strict=False):
-            score = Mean(*score)
-            rows.append(Retrieval(method, length, 4, 0, head, Mean(0.0, 0.0, 0.0), score, 1, score))
+            score = Interval(*score)
+            rows.append(Retrieval(method, length, 4, 0, head, Interval(0.0, 0.0, 0.0), score, 1, score))
     entry = retrieval_heads(rows, M, "origin", ["origin", "rerope"])
     result = {row.head: (row.lost, row.kept, row.recovered_by) for row in entry}
     assert result == {head: tuple(values[3:]) for head, values in scores.items() if head < 4}

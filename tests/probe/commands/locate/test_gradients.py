@@ -28,7 +28,10 @@ ITEM = Item(tuple(np.random.default_rng(0).integers(2, 97, 48).tolist()), 12)
 
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_neox", "qwen3_5", "phi"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "gpt_neox", "qwen3_5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "phi"))],
+)
 def test_an_estimate_is_the_slope_of_a_small_step(family):
     """A step of 1% towards the method's output, either way, in one head: by hook_z, which estimates do not use."""
     bridge = hooked(matrix.build(family, times=2).double(), tokenizer_of("default"))

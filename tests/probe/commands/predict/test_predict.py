@@ -13,7 +13,7 @@ import probe
 from mesa.models import tokenizer_of
 from mesa.settings import read_configs
 from mesa_lens.cli import main
-from probe.commands.predict import PredictRequest
+from probe.commands.predict import PredictRequest, run as running
 from probe.commands.predict.result import PREDICTION
 from probe.commands.predict.run import plan
 from probe.eval_tasks.score import heldout_ids
@@ -29,7 +29,18 @@ WORDS = ["--lengths", "512,2048", "--samples", "2", "--methods", "rerope,yarn,pi
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory):
+def painted_once():
+    """matplotlib takes a second for a picture."""
+    with pytest.MonkeyPatch.context() as patch:
+        drawn, draw = {}, running.rendered
+        patch.setattr(
+            running, "rendered", lambda figure, form: drawn.get(form) or drawn.setdefault(form, draw(figure, form))
+        )
+        yield
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory, painted_once):
     """A prediction, interrupted and resumed."""
     out = tmp_path_factory.mktemp("predict") / "run"
     assert main(["predict", "--out", str(out), *WORDS, "--minutes", "0.0001"]) == 0

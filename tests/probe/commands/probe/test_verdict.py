@@ -87,6 +87,13 @@ def test_what_was_not_measured_names_the_command(tmp_path):
     assert "mesa-lens locate" in result["notes"][1]
 
 
+def test_passkeys_that_are_not_measured_are_not_evaluated(tmp_path):
+    scores = evaluation().drop_vars("passkey")
+    sure = texts_of(summarized(write_run(tmp_path, hidden_states(windows=3), scores)))["How sure"]
+    assert "Not evaluated: passkey (not measured at every method's longest length)." in sure
+    assert "Everything was evaluated" not in sure
+
+
 def without_break(summary, chance=()):
     """The summary of a model on which no method fails; of one at chance, by all that is measured or by a part."""
     changed = copy.deepcopy(summary)
