@@ -115,24 +115,34 @@ def distances(modules: Sequence[str]) -> None:
     (RESULTS / "collapse.json").write_text(json.dumps(table) + "\n")
 
 
-def evaluate() -> None:
-    """Prints losses and recovered shares by config, and the ratios of distances by layer."""
+def losses() -> dict[str, list[float]]:
+    """By config the loss of each text, nats/token."""
     rows = [json.loads(line) for line in (RESULTS / "layers.jsonl").read_text().splitlines()]
-    losses = {label_of(*config): {} for config in CONFIGS}
-    for row in rows:
-        losses[row["config"]][row["text"]] = row["loss"]
-    inside, origin, rerope = (label_of(*config) for config in CONFIGS[:3])
-    for label, by_text in losses.items():
-        print(f"{label:22}", {module: round(loss, 2) for module, loss in by_text.items()})
-    for label in list(losses)[3:]:
-        texts = [module for module in losses[label] if module in losses[rerope]]
-        harm = sum(losses[origin][module] - losses[rerope][module] for module in texts)
-        back = sum(losses[origin][module] - losses[label][module] for module in texts)
-        print(f"{label:22} recovers {back / harm:.2f} of Origin's excess over ReRoPE, {len(texts)} texts")
-    table = json.loads((RESULTS / "collapse.json").read_text())
-    for label in list(losses)[1:]:
-        ratios = [np.log(np.divide(by[label], by[inside])) for by in table.values()]
-        print(f"{label:22} ratio by layer", np.exp(np.mean(ratios, axis=0)).round(2).tolist())
+    by = {(row["config"], row["text"]): row["loss"] for row in rows}
+    return {label_of(*config): [by[label_of(*config), module] for module in MODULES] for config in CONFIGS}
+
+
+def recovered() -> list[float]:
+    """Of Origin's loss above ReRoPE's at LONG, what ReRoPE in one of FULL alone takes away, summed over texts."""
+    _, origin, rerope, *alone = (np.sum(values) for values in losses().values())
+    return [float((origin - loss) / (origin - rerope)) for loss in alone]
+
+
+def ratios() -> dict[str, list[float]]:
+    """By config at LONG and layer: the squared distance over that at M, geometric mean over texts."""
+    inside, *others = (label_of(*config) for config in CONFIGS)
+    by_text = json.loads((RESULTS / "collapse.json").read_text()).values()
+    logs = {label: [np.log(np.divide(by[label], by[inside])) for by in by_text] for label in others}
+    return {label: np.exp(np.mean(values, axis=0)).tolist() for label, values in logs.items()}
+
+
+def evaluate() -> None:
+    """Prints losses by config and text, recovered shares, and the ratios of distances by layer."""
+    for label, values in losses().items():
+        print(f"{label:22}", values)
+    print("recovered by layer", dict(zip(FULL, np.round(recovered(), 2).tolist(), strict=True)))
+    for label, values in ratios().items():
+        print(f"{label:22} ratio by layer", np.round(values, 2).tolist())
 
 
 if __name__ == "__main__":

@@ -44,9 +44,13 @@ def address(tmp_path_factory):
         if name == "demo":
             located.write(root / name, model="tiny", trained=M)
             anatomized.write(root / name, trained=M)
-            write_result(root / name / "anatomy" / "tokens.json", anatomized.tokens())
+            write_result(
+                root / name / "anatomy" / "tokens.json", anatomized.tokens() | {"model": "tiny", "trained_length": M}
+            )
             (root / name / "predict").mkdir()
-            write_result(root / name / "predict" / "prediction.json", prediction())
+            write_result(
+                root / name / "predict" / "prediction.json", prediction() | {"model": "tiny", "trained_length": M}
+            )
         with pytest.MonkeyPatch.context() as patch:  # the dashboard shows neither, and they take a minute
             patch.setattr("probe.figures.section.html_embed", lambda _: "")
             patch.setattr("probe.commands.probe.report.write_figures", lambda *_: None)

@@ -765,7 +765,7 @@ def _alone(evidence: Evidence, measured: Failure) -> str:
         return f"Tail NLL is at chance, {texts}, and is not evaluated."
     if PASSKEY not in left:
         return f"Evaluated by {measured.evaluated_by[0]} alone." if len(measured.evaluated_by) == 1 else ""
-    counts = f"{tally(level.passkeys, level.prompts['sample'])} found at {level.length} tokens"
+    counts = f"{tally(level.passkeys or 0, level.prompts['sample'])} found at {level.length} tokens"
     scores = next(result.scores for result in evidence.methods if result.method == evidence.reference)
     more = [at for at, score in scores.items() if at != level.length and score.passkey >= MIN_ACCURACY]
     than = f", though half or more at {listed(more)}" if more else ""
