@@ -22,6 +22,7 @@ from zarr.codecs import Crc32cCodec
 from mesa.errors import NotFound, Refused
 from probe.files import SEAL, seal_of
 from probe.options import Ranges
+from probe.run_folder import PROBE
 
 FILED = ("method", "prompt", "layer")
 """The first dimensions of every variable; a region holds what has one label of each."""
@@ -273,6 +274,8 @@ def open_run(path: str | os.PathLike[str]) -> StoredRun:
             raise Refused(f"{partial_path(path)} is not finished: {what}; the same `mesa-lens probe` continues")
         raise NotFound(f"no run at {path}; make one with `mesa-lens probe`")
     if not (path / "zarr.json").exists():
+        if any(journal.exists() for journal in PROBE.journal_paths(path)):
+            raise Refused(f"{path} holds scores, and no store yet; the same `mesa-lens probe` continues")
         raise Refused(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")
     with _one_line_errors(path):
         groups = tuple(name for name in (EVALUATION, TOKENS) if (path / name).exists())

@@ -149,6 +149,13 @@ def test_stages_are_measured_reported_and_gone_on_with(staged, tmp_path, capsys)
     assert "finished already" in capsys.readouterr().err
 
 
+def test_a_report_of_a_run_that_ended_before_its_first_store_says_how_to_go_on(staged, tmp_path, capsys):
+    shutil.copy(staged[1] / "measured.jsonl", tmp_path)
+    capsys.readouterr()
+    assert main(["report", str(tmp_path)]) == 2
+    assert "no store yet; the same `mesa-lens probe` continues" in capsys.readouterr().err
+
+
 def test_hidden_states_that_a_killed_run_captured_come_into_the_report(model, tmp_path, speed, monkeypatch):
     out = tmp_path / "run"
     command = [
