@@ -41,7 +41,11 @@ class Bar(tqdm):
 
         def tick() -> None:
             while not over.wait(TICK if self.moves else TICK_IN_FILE):
-                self.refresh()
+                with self.get_lock():  # tqdm's own refresh keeps its lock where the file cannot be written to
+                    try:
+                        self.refresh(nolock=True)
+                    except (OSError, ValueError):
+                        return  # the run's own line ends it
 
         thread = threading.Thread(target=tick, daemon=True)
         thread.start()
@@ -49,7 +53,7 @@ class Bar(tqdm):
             yield
         finally:
             over.set()
-            thread.join()
+            thread.join(timeout=TICK)  # an interrupt may have left the lock taken
 
     def close(self) -> None:
         """As tqdm's; a last line only where there was one."""

@@ -26,10 +26,13 @@ def wilson(hits: float, count: int, z: float = _Z) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def tally(hits: float, count: int) -> str:
-    """How many of how many, with Wilson's 95% interval of the share, such as '9 of 10 [60%, 98%]'."""
+def tally(hits: float, count: int, things: str = "") -> str:
+    """How many of how many, with Wilson's 95% interval of the share, such as '9 of 10 [60%, 98%]'; of 0 without one."""
+    counted = f"{hits:.0f} of {count}{things and f' {things}'}"
+    if not count:
+        return counted
     low, high = wilson(hits, count)
-    return f"{hits:.0f} of {count} [{low:.0%}, {high:.0%}]"
+    return f"{counted} [{low:.0%}, {high:.0%}]"
 
 
 def student(values: Sequence[float], confidence: float = 0.95) -> Ends:

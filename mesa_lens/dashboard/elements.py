@@ -205,9 +205,11 @@ def chosen_box(key: str) -> tuple[tuple[float, float], tuple[float, float]] | No
 
 
 _FOCUS = """<script>
-window.focusSheets ??= new MutationObserver(() =>
-  document.querySelectorAll(".dvn-scroller:not([tabindex])").forEach(part => { part.tabIndex = 0; }));
-window.focusSheets.observe(document.body, { childList: true, subtree: true });
+window.focusSheets ??= () =>
+  document.querySelectorAll(".dvn-scroller:not([tabindex])").forEach(part => { part.tabIndex = 0; });
+window.focusSheets();
+window.sheetObserver ??= new MutationObserver(window.focusSheets);
+window.sheetObserver.observe(document.body, { childList: true, subtree: true });
 </script>"""
 """Lets the keyboard reach what `st.dataframe` scrolls."""
 

@@ -135,7 +135,7 @@ def _timed(model: Any, length: int) -> float:
 def pairs(plan: Plan) -> float:
     """Query-key pairs whose scores are computed; where a pattern chooses between regions, those of each.
 
-    Of a million queries and more, every second, third ... query stands for those after it.
+    Of two million queries and more, every second, third ... query stands for those after it.
     """
     total = 0.0
     for region in plan.regions:

@@ -209,7 +209,7 @@ def searches(
     methods = hidden["method"].values.tolist()
     if reference not in methods:
         raise Refused(f"reference {reference!r} was not captured; captured methods: {', '.join(methods)}")
-    whole, crossed, windows = len(windows), len(windows) + len(likely), [*windows, *likely, *counted]
+    full, crossed, windows = len(windows), len(windows) + len(likely), [*windows, *likely, *counted]
     layouts = [layout_of(hidden["position"].values, window, rule) for window in windows]
     first = max(0, min(layout.inside.start for layout in layouts) - rule.smoothing + 1)
     hidden = hidden.isel(position=slice(first, max(layout.beyond.stop for layout in layouts)))
@@ -225,13 +225,13 @@ def searches(
             stored = layer.isel({"method": row}).load().transpose("position", "dim")
             x = _smooth(stored.values, layouts[0].start, rule.smoothing)
             if not by_window:
-                by_window = [_score(x, layout, rule, number >= whole) for number, layout in enumerate(layouts)]
+                by_window = [_score(x, layout, rule, number >= full) for number, layout in enumerate(layouts)]
                 is_row = (np.arange(len(methods)) == row)[:, None]
                 for values in by_window:
                     values |= {name: np.where(is_row, values[name], np.nan) for name in _CROSSED}
                 continue
             for number, (values, layout) in enumerate(zip(by_window[:crossed], layouts, strict=False)):
-                dims = slice(None) if number < whole else np.flatnonzero(values["threshold_dim"])
+                dims = slice(None) if number < full else np.flatnonzero(values["threshold_dim"])
                 crossings = _cross(x, dims, values["side"][dims], values["limit"][dims], layout, rule)
                 for name in _CROSSED:
                     values[name][row, dims] = crossings[name]

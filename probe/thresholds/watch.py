@@ -65,7 +65,7 @@ class StateWatch(StoppingCriteria):
                 if self.limit <= ratio <= 1 / self.limit:
                     continue
                 if not any(row == detected for detected, _, _ in self.detections):
-                    within = f"within M {tally(self.false_detection_rate * self.windows, self.windows)} windows are"
+                    within = f"crossed by {tally(self.false_detection_rate * self.windows, self.windows)} within M"
                     warnings.warn(
                         f"states of row {row} are at {ratio:z.2f} of their in-window distance after {self._read} "
                         f"tokens (limit {self.limit:g}; {within})",

@@ -143,7 +143,9 @@ def test_every_page_is_drawn(visit, width, theme):
             page.goto(page.url.partition("?")[0].removesuffix(PAGES[PAGES.index(name) - 1]) + f"{name}?run=demo")
             settle(page)
         assert page.locator("h1").inner_text() == TITLES.get(name, name.capitalize())
-        assert page.locator("[data-testid=stException], [data-testid=stAlert]").count() == 0
+        assert page.locator("[data-testid=stException]").count() == 0
+        covered = 0 if name != "predict" else 1  # its first method gives no far key at these lengths, and says so
+        assert page.locator("[data-testid=stAlert]").count() == covered
         too_wide = "document.querySelector('[data-testid=stMain]').scrollWidth > window.innerWidth"
         assert not page.evaluate(too_wide)
         page.evaluate("document.querySelectorAll('details:not([open]) > summary').forEach(fold => fold.click())")

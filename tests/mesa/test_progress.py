@@ -60,6 +60,25 @@ def test_the_time_goes_on_while_one_step_is_long(monkeypatch):
     assert threading.active_count() == threads
 
 
+def test_a_file_that_cannot_be_written_to_ends_the_run_and_does_not_hang_it(monkeypatch):
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "TICK_IN_FILE", 0.01)
+
+    def closed(text):
+        raise BrokenPipeError
+
+    bar = Bar(total=2, desc="measuring", file=io.StringIO())
+    with bar.ticking():
+        status, bar.sp = bar.sp, closed
+        time.sleep(0.2)
+    bar.sp = status
+    thread = threading.Thread(target=bar.refresh, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()  # the lock of all bars is free again
+    bar.close()
+
+
 def test_a_terminal_has_a_bar_that_moves():
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:

@@ -800,7 +800,7 @@ def level(level: Level, name: str) -> str:
     prompts = level.prompts
     guess = "that of guessing is unknown" if level.guess is None else f"guessing gives {level.guess:z.2f}"
     texts = f"{level.tail_nll:z.2f} ({_number(prompts['window'], 'text')})"
-    hits = "" if level.passkeys is None else f"It finds {tally(level.passkeys, prompts['sample'])} passkeys there."
+    hits = "" if level.passkeys is None else f"It finds {tally(level.passkeys, prompts['sample'], 'passkeys')} there."
     return _joined(f"At {level.length} tokens {name} has a tail NLL of {texts}; {guess}.", hits)
 
 
@@ -814,7 +814,7 @@ def _unevaluated(evidence: Evidence, rows: MethodRows) -> list[str]:
     if level and level.passkeys is not None and PASSKEY not in evidence.evaluated_by:
         left.append(f"{PASSKEY} ({tally(level.passkeys, level.prompts['sample'])} found inside M)")
     if level and level.passkeys is None:  # of a run in stages, until each method has them
-        left.append(f"{PASSKEY} (not measured at every method's longest length)")
+        left.append(f"{PASSKEY} (not measured under every method)")
     if isinstance(evidence.drift, str):
         return [*left, "drift"]
     reasons: dict[str, list[Row]] = {}

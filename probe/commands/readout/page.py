@@ -9,12 +9,12 @@ import xarray as xr
 
 from mesa.errors import Refused
 from probe.commands import Findings, RunFacts
-from probe.commands.readout.result import PASSKEY_DIGIT, READOUT, TABLES, Interval, ProbeRead, Readout
+from probe.commands.readout.result import PASSKEY_DIGIT, READOUT, TABLES, ProbeRead, Readout
 from probe.figures import figure_data as fig
 from probe.figures.export import Export, InNotebook, Labels, as_row, chosen_labels, chosen_rows, labels_text, safe_name
 from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
 from probe.statistics import tally
-from probe.store.result_file import having, ranged
+from probe.store.result_file import Interval, having, ranged
 
 PANELS = {"inside": "in (tokens)", "transfer": "transfer (tokens)", "refit": "refit (tokens)"}
 """The panels of a probe's map, by field."""

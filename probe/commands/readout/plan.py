@@ -22,7 +22,7 @@ from mesa.support import attending_layers
 from probe.capture.memory import check_prompts
 from probe.capture.spec import HOOKS, OF_LAYERS, CaptureSpec, Selection
 from probe.commands.readout import ReadoutRequest
-from probe.commands.readout.result import PASSKEY_DIGIT, Interval
+from probe.commands.readout.result import PASSKEY_DIGIT
 from probe.eval_tasks.retrieval import PASSKEY_QUESTION, Prompt, encode, first_ids, passkey
 from probe.eval_tasks.score import documents_of, window_places
 from probe.eval_tasks.sources import TextSource, rows, texts_by_name
@@ -32,6 +32,7 @@ from probe.evaluation import PROMPTS
 from probe.experiment.run import MethodsPlan, settings_of
 from probe.files import JsonObject, checksum
 from probe.options import parse_ranges
+from probe.store.result_file import Interval
 
 LENS, STATES, PROBE = "resid_post", "states", "probe"
 LABELS, POSITION, OPEN_LINE, OPEN_STRING = "labels", "position", "open-line", "open-string"
@@ -518,7 +519,7 @@ _COPIED = 32
 def _check_apart(windows: Sequence[np.ndarray], training: int, tokens: int) -> None:
     """Refused where half of the tokens that are read of a test text are, in a row, read of a training text.
 
-    Of few tokens, those before them count too: fewer in a row than `_COPIED` are in two texts by chance.
+    Where that is fewer than `_COPIED`, which two texts share by chance, `_COPIED` in a row of the last 2 `_COPIED`.
     """
     size = max(tokens // 2, min(_COPIED, len(windows[0])))
 

@@ -49,7 +49,6 @@ from probe.commands.readout.result import (
     TABLES,
     AnswerRead,
     DistanceRead,
-    Interval,
     LensRead,
     Probed,
     ProbeRead,
@@ -63,7 +62,7 @@ from probe.experiment.run import CommandResult, Experiment, PlanWorker, opened, 
 from probe.figures.section import as_text
 from probe.files import JsonObject, write
 from probe.statistics import half_width, student, wilson
-from probe.store.result_file import or_nan
+from probe.store.result_file import Interval, or_nan
 from probe.thresholds.state_distance import StateReference, compared
 
 # Lens readouts (nostalgebraist 2020): a model's own final norm and unembedding on the states of any layer

@@ -33,9 +33,12 @@ def painted_once():
     """matplotlib takes a second for a picture."""
     with pytest.MonkeyPatch.context() as patch:
         drawn, draw = {}, running.rendered
-        patch.setattr(
-            running, "rendered", lambda figure, form: drawn.get(form) or drawn.setdefault(form, draw(figure, form))
-        )
+
+        def rendered(figure, form):
+            key = form, repr(figure)
+            return drawn[key] if key in drawn else drawn.setdefault(key, draw(figure, form))
+
+        patch.setattr(running, "rendered", rendered)
         yield
 
 

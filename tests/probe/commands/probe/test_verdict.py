@@ -65,7 +65,7 @@ def test_a_planted_break_is_in_the_verdict(planted):
     )
     assert (
         " At 64 tokens the unmodified model has a tail NLL of 3.00 (6 texts); that of guessing is unknown. It finds "
-        "20 of 20 [84%, 100%] passkeys there. " in texts["How sure"]
+        "20 of 20 passkeys [84%, 100%] there. " in texts["How sure"]
     )
     rows = {row["method"]: row for row in result["rows"]}
     assert list(rows) == ["mesa", "rerope", "dynamic-ntk", "origin"]
@@ -90,7 +90,7 @@ def test_what_was_not_measured_names_the_command(tmp_path):
 def test_passkeys_that_are_not_measured_are_not_evaluated(tmp_path):
     scores = evaluation().drop_vars("passkey")
     sure = texts_of(summarized(write_run(tmp_path, hidden_states(windows=3), scores)))["How sure"]
-    assert "Not evaluated: passkey (not measured at every method's longest length)." in sure
+    assert "Not evaluated: passkey (not measured under every method)." in sure
     assert "Everything was evaluated" not in sure
 
 
@@ -172,7 +172,7 @@ def test_a_model_at_chance_is_named_so(planted):
     assert texts["What fails"] == (
         "Cannot tell: the unmodified model is at chance inside M. At 64 tokens the unmodified model has a tail NLL "
         "of 8.30 "
-        "(3 texts); guessing gives 8.32. It finds 0 of 3 [0%, 56%] passkeys there."
+        "(3 texts); guessing gives 8.32. It finds 0 of 3 passkeys [0%, 56%] there."
     )
     assert texts["What fixes it"] == (
         "Cannot tell: the unmodified model is at chance inside M (3 texts and 3 passkeys)."
