@@ -13,7 +13,7 @@
   const faults = [];
   for (const e of document.querySelectorAll("body *")) {
     const text = [...e.childNodes].some(node => node.nodeType === 3 && node.data.trim());
-    if (!text || !shown(e) || e.closest("svg, canvas, script, style, template, [data-testid=stIconMaterial]")) continue;
+    if (!text || !shown(e) || e.closest("svg, canvas, script, style, template, [data-testid=stIconMaterial], [data-testid=stSliderThumbValue]")) continue;  // a slider's value stands above its thumb
     const style = getComputedStyle(e), above = line(e);
     const ground = above.reduce((rgb, part) => over(parse(getComputedStyle(part).backgroundColor), rgb), page);
     const opacity = above.reduce((product, part) => product * getComputedStyle(part).opacity, 1);
