@@ -94,7 +94,7 @@ def test_a_cache_that_drops_what_a_layer_sees_is_refused():
         wanted = model(ids, use_cache=False).logits
         cache = model(ids[:, :20]).past_key_values
         with pytest.raises(
-            ValueError, match=r"dropped 12 tokens that layer 0 .* give past_key_values=DynamicCache\(\)"
+            ValueError, match=r"dropped 12 tokens that layer 0 .* pass past_key_values=DynamicCache\(\)"
         ):
             model(ids[:, 20:], past_key_values=cache)
         cache = model(ids[:, :20], past_key_values=DynamicCache()).past_key_values
