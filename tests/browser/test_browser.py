@@ -160,7 +160,7 @@ def test_every_page_is_drawn(visit, width, theme):
 def test_every_row_of_the_verdict_is_visible(visit, run, width, methods):
     page = visit(f"?run={run}", width)
     cells = page.locator(".verdict tbody tr:nth-child(1) td")
-    assert cells.count() == page.locator(".verdict th").count() == 7
+    assert cells.count() == page.locator(".verdict th").count() == 8
     boxes = [row.bounding_box() for row in page.locator(".verdict tbody tr").all()]
     assert len(boxes) == methods
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
