@@ -93,10 +93,10 @@ def printed(name):
     return [float(number) for number in re.findall(r"-?\d+\.?\d*", tables(read_results(RESULTS / name)))]
 
 
-def without_shares(block, beside, known):
+def without_shares(block, labels, values):
     """The block without those intervals that are Wilson's of a count in it, such as '9 of 10 [60%, 98%]'."""
-    texts = re.findall(r"(?<![\d.])\d+(?![\d.%])", " ".join([block, *map(str, beside)]))
-    counts = {*map(int, texts), *(int(number) for number in known if np.isfinite(number) and number == int(number))}
+    texts = re.findall(r"(?<![\d.])\d+(?![\d.%])", " ".join([block, *map(str, labels)]))
+    counts = {*map(int, texts), *(int(number) for number in values if np.isfinite(number) and number == int(number))}
 
     def kept(match):
         before = re.findall(r"(?<![\d.])\d+(?![\d.%])", block[max(0, match.start() - 80) : match.start()])
@@ -107,10 +107,10 @@ def without_shares(block, beside, known):
     return re.sub(r"(?<!%)\s*\[(\d+%), (\d+%)\]", kept, block)
 
 
-def unfounded(block, beside, known):
-    """The numbers of a block that no known number rounds to."""
-    block = without_shares(block, beside, known)
-    for label in sorted(filter(None, beside), key=len, reverse=True):
+def unfounded(block, labels, values):
+    """The numbers of a block that none of the values rounds to."""
+    block = without_shares(block, labels, values)
+    for label in sorted(filter(None, labels), key=len, reverse=True):
         block = re.sub(rf"(?<![\d.]){re.escape(label)}(?!\d)", " ", block)
     unknown = []
     block = INTERVAL.sub(r" \1% \2%", re.sub(r"`[^`]*`|\]\([^)]*\)", " ", block))
@@ -119,7 +119,7 @@ def unfounded(block, beside, known):
         scale = 100 if text.endswith("%") else 1
         shown = float(text.rstrip("%"))
         decimals = len(text.rstrip("%").partition(".")[2])
-        if not any(abs(number * scale - shown) <= 0.5001 * 10.0**-decimals for number in known):
+        if not any(abs(number * scale - shown) <= 0.5001 * 10.0**-decimals for number in values):
             unknown.append(text)
     return unknown
 

@@ -156,9 +156,13 @@ OF_HEADS = [(family, {"heads": {0: (1, 2)}}) for family in "llama,phi3,gemma3_te
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("family", "given"), [*PATTERNS, *OF_HEADS])
-def test_patterns_are_the_weights_of_scores_in_every_family(family, given, tokenizer):
-    model, method, (ids, mask) = families.build(family), cases.method("rerope", **given), tiny.padded(9, 0, length=50)
+@pytest.mark.parametrize(("family", "parameters"), [*PATTERNS, *OF_HEADS])
+def test_patterns_are_the_weights_of_scores_in_every_family(family, parameters, tokenizer):
+    model, method, (ids, mask) = (
+        families.build(family),
+        cases.method("rerope", **parameters),
+        tiny.padded(9, 0, length=50),
+    )
     with mesa.applied(model, method, executor="dense"):
         expected = model(ids, attention_mask=mask, output_attentions=True)
     bridge = mesa.bridge(model, tokenizer)
