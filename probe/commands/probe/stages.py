@@ -439,7 +439,10 @@ class Stages(FailureByLength):
         setting = self.plan.setting
         farthest = dict(sorted((key.method, key.length) for key in keys if key.task == TAIL.name))
         by_passkey = [EvalKey(PASSKEY.name, *at) for at in farthest.items() if at[1] > self.trained]
-        has_passkeys = {EvalKey(PASSKEY.name, self.reference, self.trained), *by_passkey} <= {*keys}
+        inside = EvalKey(PASSKEY.name, self.reference, self.trained)
+        has_passkeys = {inside, *by_passkey} <= {*keys}
+        if inside in keys and not has_passkeys:  # none beyond M is asked for where those inside tell nothing
+            has_passkeys = BY_PASSKEY not in self._evaluated_by(rows)
         counts = {TAIL.name: self.texts} | ({PASSKEY.name: self.texts} if has_passkeys else {})
         arrays = {task: np.full((len(names), len(lengths), count), np.nan) for task, count in counts.items()}
         for key in (key for key in keys if key.task in counts and key.length in lengths):

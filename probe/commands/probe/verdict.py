@@ -814,7 +814,7 @@ def _unevaluated(evidence: Evidence, rows: MethodRows) -> list[str]:
     if level and level.passkeys is not None and PASSKEY not in evidence.evaluated_by:
         left.append(f"{PASSKEY} ({tally(level.passkeys, level.prompts['sample'])} found inside M)")
     if level and level.passkeys is None:  # of a run in stages, until each method has them
-        left.append(f"{PASSKEY} (not measured under every method)")
+        left.append(f"{PASSKEY} (not measured, or not under every method)")
     if isinstance(evidence.drift, str):
         return [*left, "drift"]
     reasons: dict[str, list[Row]] = {}

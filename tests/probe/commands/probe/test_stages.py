@@ -169,6 +169,18 @@ def test_passkeys_count_once_every_method_has_them(simulated):
     assert stages.scores(rows)["passkey"].sel(length=2048).notnull().any("sample").all()
 
 
+def test_passkeys_that_are_not_found_inside_m_are_shown_and_not_asked_for_beyond(simulated):
+    rows, stages = {}, Stages(simulated.evaluation, "origin", simulated.lengths, 20)
+    while tasks := stages.tasks(rows):
+        measure(stages, rows, simulated, np.zeros(20), tasks)
+        for row in (row for key, row in rows.items() if key[0] == "passkey"):
+            row["scores"] = [{**score, "value": 0.0} for score in row["scores"]]
+    assert {key[1:] for key in rows if key[0] == "passkey"} == {("origin", 256)}
+    scores = stages.scores(rows)
+    assert 0.0 in scores["passkey"].sel({"method": "origin", "length": 256})
+    assert measured_failure(scores, 256).evaluated_by == ("tail NLL",)
+
+
 def test_unmeasured_methods_have_no_failure_and_few_texts_no_interval(simulated):
     rows = {}
     stages = Stages(simulated.evaluation, "origin", simulated.lengths, 20)

@@ -90,7 +90,7 @@ def test_what_was_not_measured_names_the_command(tmp_path):
 def test_passkeys_that_are_not_measured_are_not_evaluated(tmp_path):
     scores = evaluation().drop_vars("passkey")
     sure = texts_of(summarized(write_run(tmp_path, hidden_states(windows=3), scores)))["How sure"]
-    assert "Not evaluated: passkey (not measured under every method)." in sure
+    assert "Not evaluated: passkey (not measured, or not under every method)." in sure
     assert "Everything was evaluated" not in sure
 
 
