@@ -10,7 +10,7 @@ TITLES = {"nll": "NLL (nats/token; lower is better)", "passkey": "passkeys found
 HOVER = ["samples", "low", "high", "less_crop", "less_low", "less_high"]
 
 st.set_page_config(page_title="Mesa Lens: leaderboard", layout="wide")
-st.title("Which method mends a model beyond its trained window?")
+st.title("Which method fixes a model beyond its trained window?")
 scores = pd.read_csv(Path(__file__).parent / "leaderboard.csv")
 model = st.selectbox("Model", list(dict.fromkeys(scores["model"])))
 scores = scores[scores["model"] == model]

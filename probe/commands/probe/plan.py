@@ -162,7 +162,11 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
     read = slice(None if request.spec.positions else trained_length + rule.sustained + 1)  # of a long prompt enough
     check_positions(kept.positions[read], trained_length, rule)
     methods = request.checked_methods(config, trained_length)
-    return ProbePlan(request, methods, trained_length, length, lengths, kept, config, longest)
+    planned = ProbePlan(request, methods, trained_length, length, lengths, kept, config, longest)
+    if planned.kept_bytes > STORE_BYTES:
+        gib = planned.kept_bytes / 2**30
+        say(f"the store takes about {gib:.1f} GiB; --layers, --positions or --store-dtype float16 make it smaller")
+    return planned
 
 
 def _eval_command(request: ProbeRequest, length: int) -> str:

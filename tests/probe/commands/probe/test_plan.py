@@ -26,7 +26,9 @@ def test_a_store_by_default_stays_below_its_bound_and_says_what_it_leaves_out(mo
 
 
 @pytest.mark.parametrize("stated", [{"length": 640}, {"texts": 1}, {"spec": CaptureSpec(layers=((0, 3),))}])
-def test_what_an_option_names_is_stored_whatever_it_takes(model, monkeypatch, stated):
+def test_what_an_option_names_is_stored_whatever_it_takes_and_that_is_said(model, monkeypatch, stated, capsys):
     monkeypatch.setattr(module, "STORE_BYTES", 1)
     planned = plan(ProbeRequest(model=model, **stated))
     assert (planned.length, len(planned.kept.layers)) == (640, 3)
+    size = f"the store takes about {planned.kept_bytes / 2**30:.1f} GiB; --layers, --positions or --store-dtype"
+    assert size in capsys.readouterr().err
