@@ -169,7 +169,7 @@ def test_passkeys_count_once_every_method_has_them(simulated):
     assert stages.scores(rows)["passkey"].sel(length=2048).notnull().any("sample").all()
 
 
-def test_passkeys_that_are_not_found_inside_m_are_shown_and_not_asked_for_beyond(simulated):
+def test_passkeys_missed_within_m_are_reported_and_not_measured_beyond(simulated):
     rows, stages = {}, Stages(simulated.evaluation, "origin", simulated.lengths, 20)
     while tasks := stages.tasks(rows):
         measure(stages, rows, simulated, np.zeros(20), tasks)
