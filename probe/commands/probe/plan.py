@@ -165,7 +165,7 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
     planned = ProbePlan(request, methods, trained_length, length, lengths, kept, config, longest)
     if planned.kept_bytes > STORE_BYTES:
         gib = planned.kept_bytes / 2**30
-        say(f"the store takes about {gib:.1f} GiB; --layers, --positions or --store-dtype float16 make it smaller")
+        say(f"the store takes about {gib:z.1f} GiB; --layers, --positions or --store-dtype float16 make it smaller")
     return planned
 
 
