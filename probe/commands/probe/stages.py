@@ -441,7 +441,7 @@ class Stages(FailureByLength):
         by_passkey = [EvalKey(PASSKEY.name, *at) for at in farthest.items() if at[1] > self.trained]
         inside = EvalKey(PASSKEY.name, self.reference, self.trained)
         has_passkeys = {inside, *by_passkey} <= {*keys}
-        if inside in keys and not has_passkeys:  # none beyond M is asked for where those inside tell nothing
+        if inside in keys and not has_passkeys:  # longer ones are not measured where those at M fail
             has_passkeys = BY_PASSKEY not in self._evaluated_by(rows)
         counts = {TAIL.name: self.texts} | ({PASSKEY.name: self.texts} if has_passkeys else {})
         arrays = {task: np.full((len(names), len(lengths), count), np.nan) for task, count in counts.items()}
