@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from mesa import vml  # noqa: F401  for its effect, before a model runs
 from mesa.errors import Refused
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
+from mesa import vml  # noqa: F401  for its effect
 from mesa.errors import Refused
 from mesa.plan import Plan, distances, token_index
 from theory import parts, weave
