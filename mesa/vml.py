@@ -1,7 +1,7 @@
 """Imported for its effect: MKL finds its kernels for cos, exp and others in one thread, before it is asked in several.
 
 PyTorch with MKL 2024.2, as 2.13 is built, has a race there (pytorch/pytorch#188792): if the first call of such a
-function in a process is spread over threads, one part of its output may have half the digits, 1.4e-4 off where rotary's cos is computed.
+function in a process is spread over threads, a part of its output may have half the digits: rotary's cos is 1.4e-4 off.
 """
 
 import torch
