@@ -56,6 +56,8 @@ WRITTEN = 64
 """Tiles of a block in which numbers are written; with more of them numbers appear on hovering only."""
 NOTE = ("hatched: 95% interval includes 0 or is missing", "empty: not run")
 _CROWDED = 64  # values of a line
+DRAWN = 8192
+"""Values of a line that are drawn: four for each pixel of a wide panel."""
 _MOST_TICKS = 12
 
 
@@ -90,6 +92,20 @@ class Line:
     def crowded(self) -> bool:
         """Whether a marker at every value would hide the line."""
         return len(self.x) > _CROWDED
+
+    @property
+    def drawn(self) -> "Line":
+        """Of more than `DRAWN` values the lowest and highest of each block, and where it breaks: what is seen."""
+        if len(self.x) <= DRAWN or self.interval is not None:
+            return self
+        block, breaks = -(-2 * len(self.x) // DRAWN), np.isnan(self.y)
+        starts = np.arange(0, len(self.x), block)
+        low, high = (np.where(breaks, least, self.y) for least in (np.inf, -np.inf))
+        lowest = [at + low[at : at + block].argmin() for at in starts]
+        highest = [at + high[at : at + block].argmax() for at in starts]
+        kept = np.unique(np.concatenate([lowest, highest, np.flatnonzero(breaks), [0, len(self.x) - 1]]))
+        texts, tokens = (tuple(part[at] for at in kept) if part else () for part in (self.texts, self.tokens))
+        return replace(self, x=self.x[kept], y=self.y[kept], texts=texts, tokens=tokens)
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,17 @@ def test_lines_are_parted_where_nothing_was_captured(hidden):
     assert chart.panels[1].lines[1].entry == f"rerope, layer {layer}: no crossing up to 300"
 
 
+def test_a_line_of_more_values_than_a_screen_shows_is_drawn_by_its_extremes_and_breaks():
+    y = np.random.default_rng(0).normal(size=100_000)
+    y[[0, 500, 99_999]] = 9, np.nan, -9
+    line = Line("origin", np.arange(100_000.0), y, *style("origin"), tokens=tuple(map(str, range(100_000))))
+    drawn = interactive.draw(Chart("", (Panel("", "", "", (line,), y_range=(-9.0, 9.0)),))).data[0]
+    assert len(drawn.x) <= figure_data.DRAWN + 3
+    assert np.array_equal(y[np.asarray(drawn.x, int)], drawn.y, equal_nan=True)
+    assert {0, 500, 99_999, np.nanargmax(y[1:90]) + 1} <= set(np.asarray(drawn.x, int).tolist())
+    assert [int(token) for token in drawn.customdata] == np.asarray(drawn.x, int).tolist()
+
+
 def test_a_panel_carries_the_crossings_of_its_layer_only(hidden, crossings):
     layer, dim = best(crossings, 1)[0]
     chart = threshold_chart(hidden, crossings, layer, dim)
