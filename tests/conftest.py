@@ -28,6 +28,19 @@ def pytest_runtestloop():  # which xdist's controller has as well, though it col
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
+def pytest_collection_modifyitems(items):
+    cases = {}
+    for item in items:
+        if item.get_closest_marker("quick_cases"):
+            cases.setdefault((item.path, item.originalname), []).append(item)
+    for of_test in cases.values():
+        (quick,) = of_test[0].get_closest_marker("quick_cases").args
+        for number, item in enumerate(of_test):
+            if number * quick // len(of_test) == (number - 1) * quick // len(of_test):  # evenly spread
+                item.add_marker(pytest.mark.slow)
+
+
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 

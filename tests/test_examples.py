@@ -85,6 +85,7 @@ def session(tmp_path_factory, undrawn):
         yield
 
 
+@pytest.mark.quick_cases(24)
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "probe.predict_failure" else []) for name in PUBLIC]

@@ -79,6 +79,7 @@ def address_of(app):
     return {name: app.query_params[name] for name in app.query_params}
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("page", PAGES)
 def test_an_address_opens_the_same_picture_and_what_it_does_not_understand_is_said(page):
     app = drawn(page, run="first")

@@ -14,6 +14,7 @@ QUICK = VerifyOptions(quick=True)
 README = Path(__file__).parents[2] / "research" / "rotary_theory" / "README.md"
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", [name for name in CLAIMS if name != "M4096"])  # which takes seconds
 def test_claim_comes_out_as_it_must(name):
     claim = CLAIMS[name](QUICK)

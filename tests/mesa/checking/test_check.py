@@ -41,6 +41,7 @@ FAST = ("llama", "gpt_neox", "gemma3_text", "mpt")  # of each kind one
 ALL = [pytest.param(each, marks=() if each in FAST else pytest.mark.slow) for each in FAMILIES]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("family", ALL)
 def test_every_family_passes(family, tmp_path):
     """With a method of each kind; the slow test below has them all."""
@@ -62,6 +63,7 @@ STRUCTURED = (
 )
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("structure", STRUCTURED)
 def test_every_structure_passes(structure, tokenizer):
     report = checked(structures.build(structure), tokenizer)

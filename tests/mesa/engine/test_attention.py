@@ -48,6 +48,7 @@ def pairs():
         yield pytest.param(name, *prompt, log_n, marks=() if is_quick else pytest.mark.slow)
 
 
+@pytest.mark.quick_cases(30)
 @pytest.mark.parametrize(("name", "length", "prompt", "slopes", "log_n"), list(pairs()))
 def test_executors_equal_the_formula_pair_by_pair(name, length, prompt, slopes, log_n):
     agree(name, length, prompt, slopes, log_n=log_n)

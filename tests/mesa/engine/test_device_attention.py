@@ -148,6 +148,7 @@ def by_kernel(*chosen):
             )
 
 
+@pytest.mark.quick_cases(28)
 @pytest.mark.parametrize(
     ("name", "kernel", "slopes"),
     list(by_kernel(*((kernel, None) for kernel in KERNELS), *SLOPED)),
@@ -161,6 +162,7 @@ def test_equals_the_formula_pair_by_pair(name, slopes, kernel):
         np.testing.assert_allclose(got, expected[:, start:], atol=5e-5)
 
 
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize(("name", "kernel"), list(by_kernel(*((kernel,) for kernel in KERNELS))), indirect=["kernel"])
 def test_grouped_heads_in_a_batch_with_soft_caps_sinks_and_weights_equal_dense(name, kernel):
     tensors = states(83, heads=4, key_heads=2, batch=3)
@@ -171,6 +173,7 @@ def test_grouped_heads_in_a_batch_with_soft_caps_sinks_and_weights_equal_dense(n
         torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
 
 
+@pytest.mark.quick_cases(40)
 @pytest.mark.parametrize("name", list(OF_OTHERS))
 @pytest.mark.parametrize("start", [0, 20, 24, 38, 39])
 def test_plans_of_others_equal_dense(name, start, kernel):
@@ -544,6 +547,7 @@ def in_some_heads():
             yield pytest.param(name, heads, id=f"{name}-{said} heads", marks=() if name in quick else pytest.mark.slow)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("name", "heads"), list(in_some_heads()))
 def test_rows_of_different_padding_and_some_heads_are_one_set_of_launches(
     name, heads, launched, two_launches, monkeypatch

@@ -31,6 +31,7 @@ def decoded(model, ids=IDS, mask=MASK):
     )
 
 
+@pytest.mark.quick_cases(16)
 @pytest.mark.parametrize("executor", ["dense", "fused"])
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_origin_equals_the_stock_model(family, executor):
@@ -53,6 +54,7 @@ WITH_PAIRS = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize(("family", "name"), WITH_PAIRS)
 def test_a_method_is_what_its_pairs_give(family, name):
     held_to_pairs(shared(family), name)
@@ -73,6 +75,7 @@ SLOW_PAIRS = [
 ]
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize(("family", "name"), [*PAIRS, *SLOW_PAIRS])
 def test_executors_agree_and_padding_changes_nothing(family, name):
     model, results = shared(family), []
@@ -100,6 +103,7 @@ def kept_weights(attachment, layer):
     return kept
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("family", EACH)
 def test_heads_are_chosen_in_prefill_and_decoding(family):
     """The weights of a layer's heads depend on those of the layers below alone; the sliding layers' keys drop out."""

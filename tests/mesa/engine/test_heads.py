@@ -27,6 +27,7 @@ def model():
     return tiny.model().double()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", cases.names())
 @pytest.mark.parametrize("chosen", [(0, 1, 3), pytest.param((1, 2), marks=pytest.mark.slow)])
 def test_each_head_equals_the_formula_of_its_own_method(model, name, chosen):
@@ -97,6 +98,7 @@ def test_gradients_are_those_of_the_whole_runs():
     assert all((one - two).abs().max() > 1e-2 for one, two in zip(wanted, other, strict=True))
 
 
+@pytest.mark.quick_cases(12)
 @pytest.mark.parametrize("executor", ["dense", "fused"])
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_all_heads_of_layers_are_the_layers(model, name, executor):

@@ -44,6 +44,7 @@ def test_every_row_equals_the_formula(name):
             assert (states["o"][row][:, list(pads)] == 0).all()
 
 
+@pytest.mark.quick_cases(14)
 @pytest.mark.parametrize("executor", ["dense", "fused"])
 @pytest.mark.parametrize(
     ("family", "name"), [*(("llama", name) for name in cases.CASES), ("mistral sliding", "rerope")]

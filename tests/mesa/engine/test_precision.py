@@ -60,6 +60,7 @@ def test_autocast_rounds_and_no_more(family, name, executor):
 THIRDS = [(family, "leaky-rerope") for family in ("llama", "mpt", "phi3 longrope")]
 
 
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("executor", ["fused", "dense"])
 @pytest.mark.parametrize(("family", "name"), [("llama", "dynamic-ntk"), ("phi3 longrope", "mesa"), *THIRDS])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)

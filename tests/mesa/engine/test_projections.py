@@ -88,6 +88,7 @@ HOOKS = [pytest.param(family, hook, marks=pytest.mark.slow if family in SIMPLE e
 ADAPTED = [pytest.param(*each.values, adapt, marks=each.marks) for each in SLOWER]
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(("family", "change"), [*ADAPTED, *((family, adapt) for family in HOOKED), *HOOKS])
 def test_what_stands_in_place_of_projections_takes_part(family, change, tokenizer):
     torch.manual_seed(0)
@@ -205,6 +206,7 @@ def given_own_forwards(model, ending):
             )
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("ending", ["Norm", "MLP", "Attention"])
 @pytest.mark.parametrize("family", ["llama", "phi3", "gpt_neox", "bloom", "mpt", "olmo2"])
 def test_modules_with_forwards_of_their_own_are_computed_by_them_or_refused(family, ending, tokenizer):

@@ -37,6 +37,7 @@ def apart(regions, length, start=0, first_key=0, batch=1):
     return torch.where(sighted, got - expected, 0).abs().max()
 
 
+@pytest.mark.quick_cases(14)
 @pytest.mark.parametrize("width", [2, 3, 7, 50, 255, 256, 257, 3000])
 @pytest.mark.parametrize(
     ("length", "window", "start", "first_key", "batch"),

@@ -19,6 +19,7 @@ QUICK = {"sinks": "mesa", "chunks": "streaming-llm", "MLA, complex": "dynamic-nt
 """By structure the method of the quick suite, where it is not ReRoPE."""
 
 
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize(
     ("structure", "name"),
     [
@@ -32,6 +33,7 @@ def test_a_method_is_what_its_pairs_give(structure, name):
     held_to_pairs(structures.build(structure), name, absolute=structure == "norms after the rotation")
 
 
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("structure", list(STRUCTURES))
 def test_origin_is_the_stock_model_padded_and_decoded(structure):
     model, (ids, mask) = structures.build(structure), structures.padded()

@@ -216,6 +216,7 @@ LONG = ("faithfulness", "get_act_patch_direct_path_all_sources")
 """Tools that take seconds; `attribution_patch` and `get_act_patch_direct_path` call the same passes."""
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("tool", [pytest.param(tool, marks=pytest.mark.slow if tool in LONG else ()) for tool in CALLS])
 def test_tools_see_what_the_method_computes(tool, bridges):
     theirs, ours = bridges
@@ -236,6 +237,7 @@ def benchmarked(name, bridge):
     return result.passed, None if result.passed else result.message
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", [name for name in benchmarks.__all__ if inspect.isfunction(getattr(benchmarks, name))])
 def test_benchmarks_pass_where_they_pass_on_the_stock_bridge(name, bridges):
     if name in NOT_BENCHMARKED:

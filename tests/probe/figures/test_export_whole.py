@@ -45,6 +45,7 @@ def reopened(path):
     return xr.DataArray(file["resid_post"], {dim: file[dim] for dim in dims}, dims, attrs=about["attrs"])
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("form", ["npz", "csv"])
 @pytest.mark.parametrize(
     "options",

@@ -83,6 +83,7 @@ def test_the_chance_is_how_often_alike_runs_pass_the_limit():
         assert (passed >= least).mean() == pytest.approx(drift.chance_of(least, 128, 64, 4.0), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.999, 1])
 def test_states_that_wander_are_not_evaluated_but_a_shift_among_them_is(share, monkeypatch):
     """Some of 40 layers leave their range, by no more than a random walk would."""
@@ -115,6 +116,7 @@ GROWTHS = {
 }
 
 
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("noise", [0.0, 0.03, 0.3])
 @pytest.mark.parametrize("growth", GROWTHS)
 def test_growth_that_goes_on_as_before_is_no_break_but_a_step_on_top_is(growth, noise):
@@ -262,6 +264,7 @@ def test_what_differs_by_token_is_not_position():
     assert drift_onsets(find_drift(still, M, DriftRule.scaled(M, period=3)))[0].length is None
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("period", [2, 3, 4, 6, 12, 16])
 @pytest.mark.parametrize("trained", [512, pytest.param(2048, marks=pytest.mark.slow), 8192])
 def test_every_token_of_a_word_is_read(trained, period):

@@ -194,6 +194,7 @@ def test_a_run_does_not_go_on_with_other_texts_or_weights(eval_request, tmp_path
         run_evaluation(plan_evaluation(here), out)
 
 
+@pytest.mark.slow
 def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch):
     on_cpu, sizes = RuntimeError("DefaultCPUAllocator: can't allocate memory"), []
     eval_request = EvalRequest(tasks=("passkey",), methods="origin", lengths=(608,), samples=6, batch=8)

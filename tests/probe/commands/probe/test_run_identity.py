@@ -95,6 +95,7 @@ def test_a_strangers_file_in_a_runs_folder_is_refused_by_name(command, name, pla
         assert main(words) == 0  # its own are its own
 
 
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
     ("words", "says"),
