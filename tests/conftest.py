@@ -32,7 +32,7 @@ def pytest_runtestloop():  # which xdist's controller has as well, though it col
 def pytest_collection_modifyitems(items):
     cases = {}
     for item in items:
-        if item.get_closest_marker("quick_cases"):
+        if item.get_closest_marker("quick_cases") and not item.get_closest_marker("slow"):
             cases.setdefault((item.path, item.originalname), []).append(item)
     for of_test in cases.values():
         (quick,) = of_test[0].get_closest_marker("quick_cases").args

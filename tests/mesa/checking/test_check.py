@@ -93,6 +93,9 @@ def test_what_changes_a_softmax_is_checked_by_pairs(structure, lost, tokenizer, 
         (None, None, None),
         (90, "note", "of 90 tokens; filled at 96"),
         (91, "not run", "of 91 tokens; 91 are not filled at 96; use --pretended 33"),
+        pytest.param(
+            *(512, "not run", "of 512 tokens; 512 are not filled at 96; use --pretended 173"), marks=pytest.mark.slow
+        ),
         (40000, "not run", "of 40000 tokens; 40000 are not filled at 96; no --pretended fills it"),
     ],
 )

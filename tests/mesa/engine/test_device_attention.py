@@ -240,7 +240,7 @@ def test_mesas_chunks_are_one_launch():
     assert len(others) == 2
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_a_kernel_is_tried_and_one_that_is_wrong_is_not_used(dtype, monkeypatch):
     device, right = torch.device("cpu"), kernels.by_operations
 

@@ -44,10 +44,10 @@ def observed(model, method, ids, chosen, past=0):
 
 
 ROWS = [
-    (family, name, {}, 0)
+    pytest.param(family, *name.values, {}, 0, marks=() if family == "llama" else name.marks)
     for family in MODELS
-    for name in (cases.CASES if family == "llama" else cases.DIFFERENT)
-    if not missing(family.split()[0], mesa.METHODS[name])
+    for name in cases.names()
+    if not missing(family.split()[0], mesa.METHODS[name.values[0]])
 ]
 ROWS += [("llama", name, {}, 60) for name in ("origin", "rerope", "dynamic-ntk", "mesa")]
 ROWS += [(family, "rerope", {"heads": {0: (1, 2, 3), 2: (0,)}}, 0) for family in MODELS]
