@@ -73,7 +73,8 @@ def lists(why: dict[str, dict[str, str]]) -> str:
     )
     alone = ", ".join(matrix.BRIDGED_ALONE)
     rows.append((f"On `mesa.bridge`: logits and states as without a bridge; {alone} without methods", sorted(bridged)))
-    rows.append(("Not on `mesa.bridge`: TransformerLens has no adapter", others))
+    lacking = "TransformerLens has no adapter, or none for transformers 5.24 (codegen)"
+    rows.append((f"Not on `mesa.bridge`: {lacking}", others))
     tried = {*matrix.TYPES.values(), *why}
     tried |= {kind.replace("-", "_") for kind in tried}
     others = sorted(kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind.replace("-", "_") not in tried)

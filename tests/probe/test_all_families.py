@@ -25,6 +25,7 @@ ANSWERS = (
     "would change nothing",  # no layer looks far
     "attend several times in a pass",  # heads, of DiffLlama
     "states cannot be labelled by layer",  # HRM-Text and LongCat
+    "pass on several streams",  # readout, of Gemma 3n
 )
 """With what a command may end, in one line, where it cannot answer."""
 
