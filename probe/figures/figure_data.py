@@ -57,7 +57,7 @@ WRITTEN = 64
 NOTE = ("hatched: 95% interval includes 0 or is missing", "empty: not run")
 _CROWDED = 64  # values of a line
 DRAWN = 8192
-"""Values of a line that are drawn: four for each pixel of a wide panel."""
+"""About how many values of a line are drawn: four for each pixel of a wide panel."""
 _MOST_TICKS = 12
 
 
@@ -93,18 +93,9 @@ class Line:
         """Whether a marker at every value would hide the line."""
         return len(self.x) > _CROWDED
 
-    @property
-    def drawn(self) -> "Line":
-        """Of more than `DRAWN` values the lowest and highest of each block, and where it breaks: what is seen."""
-        if len(self.x) <= DRAWN or self.interval is not None:
-            return self
-        block, breaks = -(-2 * len(self.x) // DRAWN), np.isnan(self.y)
-        starts = np.arange(0, len(self.x), block)
-        low, high = (np.where(breaks, least, self.y) for least in (np.inf, -np.inf))
-        lowest = [at + low[at : at + block].argmin() for at in starts]
-        highest = [at + high[at : at + block].argmax() for at in starts]
-        kept = np.unique(np.concatenate([lowest, highest, np.flatnonzero(breaks), [0, len(self.x) - 1]]))
-        texts, tokens = (tuple(part[at] for at in kept) if part else () for part in (self.texts, self.tokens))
+    def at(self, kept: np.ndarray) -> "Line":
+        """Without its interval, of its values those with these numbers."""
+        texts, tokens = (tuple(part[number] for number in kept) if part else () for part in (self.texts, self.tokens))
         return replace(self, x=self.x[kept], y=self.y[kept], texts=texts, tokens=tokens)
 
 
@@ -176,8 +167,28 @@ class Panel:
 
     @property
     def in_order(self) -> list[Line]:
-        """The lines in the order of every legend: by method."""
-        return sorted(self.lines, key=lambda line: rank(line.colour))
+        """The lines in the order of every legend, by method; of long ones the values that are seen.
+
+        Lines of the same x keep the same of them, so that hovering shows each one's value.
+        """
+        lines, alike = list(self.lines), dict[bytes, list[int]]()
+        for number, line in enumerate(lines):
+            if len(line.x) > DRAWN and line.interval is None:
+                alike.setdefault(line.x.tobytes(), []).append(number)
+        for numbers in alike.values():
+            kept = np.unique(np.concatenate([_seen_at(lines[number].y, DRAWN // len(numbers)) for number in numbers]))
+            for number in numbers:
+                lines[number] = lines[number].at(kept)
+        return sorted(lines, key=lambda line: rank(line.colour))
+
+
+def _seen_at(y: np.ndarray, most: int) -> np.ndarray:
+    """Numbers of the lowest and the highest value of each block, and of the first break in it; about `most`."""
+    step, breaks = -(-2 * len(y) // most), np.isnan(y)
+    starts = np.arange(0, len(y), step)
+    low, high = (np.where(breaks, least, y) for least in (np.inf, -np.inf))
+    numbers = [start + part[start : start + step].argmin() for part in (low, -high, ~breaks) for start in starts]
+    return np.array([0, *numbers, len(y) - 1])
 
 
 @dataclass(frozen=True)

@@ -258,7 +258,6 @@ def _entry(text: str) -> str:
 
 
 def _line(line: fig.Line, panel: fig.Panel, crosshair: bool = False) -> go.Scatter:
-    line = line.drawn
     symbol: str | None = line.symbol
     width = (1.5 if line.crowded else 2) * (fig.FAINT if line.faint else 1)
     mode, stroke = "lines+markers", {"color": line.colour, "dash": line.dash, "width": width}

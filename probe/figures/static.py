@@ -329,7 +329,6 @@ def _draw_panel(axis: Axes, panel: fig.Panel) -> None:
 
 def _draw_line(axis: Axes, line: fig.Line, number: int) -> None:
     """A line with a marker at each value, or at a few, away from those of the lines drawn before."""
-    line = line.drawn
     step = len(line.x) // 6
     marks: dict[str, Any] = {"marker": MARKERS[line.symbol], "markersize": 3.5, "markerfacecolor": "none"}
     if line.crowded:

@@ -68,15 +68,31 @@ def test_lines_are_parted_where_nothing_was_captured(hidden):
     assert chart.panels[1].lines[1].entry == f"rerope, layer {layer}: no crossing up to 300"
 
 
-def test_a_line_of_more_values_than_a_screen_shows_is_drawn_by_its_extremes_and_breaks():
-    y = np.random.default_rng(0).normal(size=100_000)
-    y[[0, 500, 99_999]] = 9, np.nan, -9
-    line = Line("origin", np.arange(100_000.0), y, *style("origin"), tokens=tuple(map(str, range(100_000))))
-    drawn = interactive.draw(Chart("", (Panel("", "", "", (line,), y_range=(-9.0, 9.0)),))).data[0]
-    assert len(drawn.x) <= figure_data.DRAWN + 3
-    assert np.array_equal(y[np.asarray(drawn.x, int)], drawn.y, equal_nan=True)
-    assert {0, 500, 99_999, np.nanargmax(y[1:90]) + 1} <= set(np.asarray(drawn.x, int).tolist())
-    assert [int(token) for token in drawn.customdata] == np.asarray(drawn.x, int).tolist()
+def test_lines_of_more_values_than_a_screen_shows_are_drawn_by_the_extremes_of_blocks():
+    x, noise = np.arange(100_000.0), np.random.default_rng(0)
+    values = [noise.normal(size=100_000) for _ in range(2)]
+    values[0][[30_000, 70_000]], values[0][500], values[1][40_000:80_000] = (9, -9), np.nan, np.nan
+    tokens = tuple(map(str, range(100_000)))
+    lines = [Line(name, x, y, *style(name), tokens=tokens) for name, y in zip(("origin", "mesa"), values, strict=True)]
+    drawn = interactive.draw(Chart("", (Panel("", "", "", tuple(lines), y_range=(-9.0, 9.0)),))).data
+    kept = np.asarray(drawn[0].x, int)
+    assert {0, 500, 30_000, 70_000, 99_999} <= set(kept.tolist())
+    assert len(kept) < 2 * figure_data.DRAWN
+    for y, line in zip(values, drawn, strict=True):
+        assert np.array_equal(np.asarray(line.x, int), kept)
+        assert np.array_equal(y[kept], line.y, equal_nan=True)
+        assert [int(token) for token in line.customdata] == kept.tolist()
+        block = 49  # 100,000 values in 2048 blocks
+        for begin in range(0, 39_000, block):
+            part, at = y[begin : begin + block], kept[(kept >= begin) & (kept < begin + block)]
+            assert {np.nanmin(part), np.nanmax(part)} <= set(y[at].tolist())
+
+
+@pytest.mark.parametrize(("values", "interval"), [(8192, False), (8193, True)])
+def test_short_lines_and_lines_with_an_interval_are_drawn_in_full(values, interval):
+    x = np.arange(float(values))
+    line = Line("origin", x, x, *style("origin"), interval=(x, x) if interval else None)
+    assert Panel("", "", "", (line,), y_range=(0.0, 1.0)).in_order == [line]
 
 
 def test_a_panel_carries_the_crossings_of_its_layer_only(hidden, crossings):
