@@ -7,8 +7,8 @@ function in a process is spread over threads, a part of its output may have half
 import torch
 
 FUNCTIONS = (
-    torch.acos, torch.asin, torch.atan, torch.cos, torch.erf, torch.erfc, torch.erfinv, torch.exp, torch.lgamma,
-    torch.log, torch.log10, torch.sin, torch.sqrt, torch.tan, torch.tanh, torch.trunc,
+    torch.acos, torch.asin, torch.atan, torch.cos, torch.erf, torch.erfc, torch.erfinv, torch.exp, torch.log,
+    torch.log2, torch.log10, torch.sin, torch.sqrt, torch.tan, torch.tanh, torch.trunc,
 )  # fmt: skip
 """Those that ATen passes to MKL (aten/src/ATen/cpu/vml.h)."""
 

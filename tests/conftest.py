@@ -1,5 +1,6 @@
 """Shared by all tests: property tests have no deadline, since a busy machine is no failure."""
 
+import collections
 import gc
 import os
 import sys
@@ -28,17 +29,28 @@ def pytest_runtestloop():  # which xdist's controller has as well, though it col
     gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
-def pytest_collection_modifyitems(items):
-    cases = {}
-    for item in items:
-        if item.get_closest_marker("quick_cases") and not item.get_closest_marker("slow"):
-            cases.setdefault((item.path, item.originalname), []).append(item)
-    for of_test in cases.values():
-        (quick,) = of_test[0].get_closest_marker("quick_cases").args
-        for number, item in enumerate(of_test):
-            if number * quick // len(of_test) == (number - 1) * quick // len(of_test):  # evenly spread
-                item.add_marker(pytest.mark.slow)
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector, name, obj):
+    """Marks as slow what `quick_cases` leaves out: here all cases are there, whichever are then selected."""
+    items = yield
+    made = items if isinstance(items, list) else []
+    cases = [item for item in made if isinstance(item, pytest.Function) and not item.get_closest_marker("slow")]
+    mark = cases[0].get_closest_marker("quick_cases") if cases else None
+    for item in set(cases) - set(spread(cases, *mark.args) if mark else cases):
+        item.add_marker(pytest.mark.slow)
+    return items
+
+
+def spread(cases, count):
+    """So many of the cases, in which every argument has as many of its values, as often, as there can be."""
+    values = {item: [(name, repr(value)) for name, value in item.callspec.params.items()] for item in cases}
+    left = sorted(cases, key=lambda item: cases.index(item) * 0.618 % 1)  # neighbours are alike
+    chosen, uses = [], collections.Counter()
+    while left and len(chosen) < count:
+        chosen.append(min(left, key=lambda item: sum(uses[value] for value in values[item])))
+        left.remove(chosen[-1])
+        uses.update(values[chosen[-1]])
+    return chosen
 
 
 settings.register_profile("project", deadline=None)

@@ -1,4 +1,4 @@
-"""The first call of a function that MKL computes is of one number, whichever package is imported first."""
+"""Once the engine or the paper's models are imported, the first call of cos and exp has been of one number."""
 
 import subprocess
 import sys

@@ -84,7 +84,6 @@ def test_a_run_that_is_terminated_early_leaves_nothing(model, tmp_path, capsys, 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("place", "name", "calls_before", "calls"),
     [(capture, "capture", 2, 3), (tasks, "nll", 4, 5), (running, "write_report", 1, 2)],
@@ -188,7 +187,6 @@ def full():
     return OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("place", "name", "count", "error", "more"),
     [

@@ -48,7 +48,6 @@ def run(out, *options):
 TITLES = {"default": "a small Llama\n", "nope": "a small Llama without positions\n", "alibi": "a small MPT\n"}
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
     "recipe", [pytest.param(name, marks=[] if name == "default" else pytest.mark.slow) for name in train.RECIPES]

@@ -41,7 +41,6 @@ FAST = ("llama", "gpt_neox", "gemma3_text", "mpt")  # of each kind one
 ALL = [pytest.param(each, marks=() if each in FAST else pytest.mark.slow) for each in FAMILIES]
 
 
-@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("family", ALL)
 def test_every_family_passes(family, tmp_path):
     """With a method of each kind; the slow test below has them all."""
@@ -63,7 +62,6 @@ STRUCTURED = (
 )
 
 
-@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("structure", STRUCTURED)
 def test_every_structure_passes(structure, tokenizer):
     report = checked(structures.build(structure), tokenizer)
@@ -94,7 +92,7 @@ def test_what_changes_a_softmax_is_checked_by_pairs(structure, lost, tokenizer, 
         (90, "note", "of 90 tokens; filled at 96"),
         (91, "not run", "of 91 tokens; 91 are not filled at 96; use --pretended 33"),
         pytest.param(
-            *(512, "not run", "of 512 tokens; 512 are not filled at 96; use --pretended 173"), marks=pytest.mark.slow
+            512, "not run", "of 512 tokens; 512 are not filled at 96; use --pretended 173", marks=pytest.mark.slow
         ),
         (40000, "not run", "of 40000 tokens; 40000 are not filled at 96; no --pretended fills it"),
     ],

@@ -120,7 +120,7 @@ def switched():
         yield pytest.param(family, switches, marks=marks, id=f"{family}-{'-'.join(switches) or 'none'}")
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(8)
 @torch.no_grad()
 @pytest.mark.parametrize(("family", "switches"), list(switched()))
 def test_every_hook_is_stocks(family, switches, tokenizer):
@@ -263,7 +263,7 @@ def test_a_text_beyond_the_window_is_not_cut(wide, tokenizer, name):
     assert bridge.to_tokens(text, truncate=True).shape[1] == bridge.cfg.n_ctx
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_batch_of_texts_is_its_rows(wide, tokenizer, name, side):

@@ -69,7 +69,6 @@ def cells():
             yield pytest.param(model, name, marks=[] if name in QUICK[model] else [pytest.mark.slow])
 
 
-@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(("model", "name"), list(cells()))
 def test_a_layer_stays_within_its_budget(model, name, row_of):
     row = row_of(model, make(name, budgets.MODELS[model][2]))

@@ -547,7 +547,6 @@ def in_some_heads():
             yield pytest.param(name, heads, id=f"{name}-{said} heads", marks=() if name in quick else pytest.mark.slow)
 
 
-@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("name", "heads"), list(in_some_heads()))
 def test_rows_of_different_padding_and_some_heads_are_one_set_of_launches(
     name, heads, launched, two_launches, monkeypatch

@@ -54,7 +54,6 @@ WITH_PAIRS = [
 ]  # fmt: skip
 
 
-@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize(("family", "name"), WITH_PAIRS)
 def test_a_method_is_what_its_pairs_give(family, name):
     held_to_pairs(shared(family), name)
@@ -75,7 +74,6 @@ SLOW_PAIRS = [
 ]
 
 
-@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize(("family", "name"), [*PAIRS, *SLOW_PAIRS])
 def test_executors_agree_and_padding_changes_nothing(family, name):
     model, results = shared(family), []
@@ -103,7 +101,6 @@ def kept_weights(attachment, layer):
     return kept
 
 
-@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("family", EACH)
 def test_heads_are_chosen_in_prefill_and_decoding(family):
     """The weights of a layer's heads depend on those of the layers below alone; the sliding layers' keys drop out."""

@@ -79,7 +79,6 @@ STATIC = [pytest.param("llama", *each.values, marks=each.marks) for each in case
 STATIC += [(family, "rerope") for family in ("mistral sliding", "gemma3_text", "gemma4_text shared")]
 
 
-@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(("family", "name"), STATIC)
 def test_a_static_cache_gives_what_a_dynamic_one_and_decoding_by_hand_do(family, name):
     """Its empty places are not seen, also in padded batches, chunked prefill, and where it slides or is too long."""

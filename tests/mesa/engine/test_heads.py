@@ -27,7 +27,6 @@ def model():
     return tiny.model().double()
 
 
-@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", cases.names())
 @pytest.mark.parametrize("chosen", [(0, 1, 3), pytest.param((1, 2), marks=pytest.mark.slow)])
 def test_each_head_equals_the_formula_of_its_own_method(model, name, chosen):

@@ -45,7 +45,7 @@ class Calls(LogitsProcessor):
         return scores
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(4)
 @torch.no_grad()
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("name", BY_PROMPT)

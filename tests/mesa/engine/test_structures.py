@@ -19,7 +19,6 @@ QUICK = {"sinks": "mesa", "chunks": "streaming-llm", "MLA, complex": "dynamic-nt
 """By structure the method of the quick suite, where it is not ReRoPE."""
 
 
-@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize(
     ("structure", "name"),
     [

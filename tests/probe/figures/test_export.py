@@ -68,7 +68,6 @@ DISTANCE = "state-distance-resid_post"
 CONTROL = ("thresholds-onsets", "thresholds-control", "thresholds-control-places")
 
 
-@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("kind", "arguments", "pictures", "numbers"),
     [

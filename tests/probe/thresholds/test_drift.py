@@ -264,7 +264,7 @@ def test_what_differs_by_token_is_not_position():
     assert drift_onsets(find_drift(still, M, DriftRule.scaled(M, period=3)))[0].length is None
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("period", [2, 3, 4, 6, 12, 16])
 @pytest.mark.parametrize("trained", [512, pytest.param(2048, marks=pytest.mark.slow), 8192])
 def test_every_token_of_a_word_is_read(trained, period):
