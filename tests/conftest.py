@@ -33,8 +33,8 @@ def pytest_runtestloop():  # which xdist's controller has as well, though it col
 def pytest_pycollect_makeitem(collector, name, obj):
     """Marks as slow what `quick_cases` leaves out: here all cases are there, whichever are then selected."""
     items = yield
-    made = items if isinstance(items, list) else []
-    cases = [item for item in made if isinstance(item, pytest.Function) and not item.get_closest_marker("slow")]
+    functions = items if isinstance(items, list) else []
+    cases = [item for item in functions if isinstance(item, pytest.Function) and not item.get_closest_marker("slow")]
     mark = cases[0].get_closest_marker("quick_cases") if cases else None
     for item in set(cases) - set(spread(cases, *mark.args) if mark else cases):
         item.add_marker(pytest.mark.slow)
