@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -37,7 +38,7 @@ def interruptible() -> Iterator[None]:
     numbers = [signal.SIGTERM, *([_ALARM] if _ALARM else [])]
     numbers += [signal.SIGINT] if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else []
     former, tell = {number: signal.signal(number, _interrupt) for number in numbers}, sys.unraisablehook
-    sys.unraisablehook = lambda dropped: None if dropped.exc_type is KeyboardInterrupt else tell(dropped)
+    sys.unraisablehook = lambda dropped: None if _is_of_signal(dropped) else tell(dropped)
     try:
         yield
     except Exception as error:
@@ -61,6 +62,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, _AGAIN)
     if number != _ALARM or not _follows_interrupt(sys.exception()):
         raise KeyboardInterrupt
+
+
+def _is_of_signal(dropped: Any) -> bool:
+    """Whether what Python drops is an interrupt, or of a signal that came just as its handler was replaced."""
+    return dropped.exc_type is KeyboardInterrupt or str(dropped.exc_value).endswith("ignored due to race condition")
 
 
 def _follows_interrupt(error: BaseException | None) -> bool:

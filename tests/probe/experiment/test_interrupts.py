@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +70,16 @@ def test_an_alarm_that_comes_as_a_command_ends_sets_no_other(monkeypatch):
     left = signal.getitimer(signal.ITIMER_REAL)
     real(signal.ITIMER_REAL, 0)
     assert left == (0, 0)
+
+
+def test_what_python_drops_of_signals_is_not_printed_and_all_else_is(monkeypatch):
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    race, other = OSError("Signal 14 ignored due to race condition"), OSError("no space")  # CPython's words
+    with interruptible():
+        for error in (race, other, KeyboardInterrupt()):
+            sys.unraisablehook(SimpleNamespace(exc_type=type(error), exc_value=error))
+    assert [dropped.exc_value for dropped in printed] == [other]
 
 
 def test_an_error_that_a_package_makes_of_an_interrupt_is_one():
