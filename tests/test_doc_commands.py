@@ -28,6 +28,7 @@ PLACEHOLDERS = {  # what a page leaves open: what stands for it here
     "<hub id or local path>": MODEL,
     "meta-llama/Llama-2-7b-hf": MODEL,
     "--model smollm2": f"--model {MODEL}",
+    "--model=smollm2": f"--model={MODEL}",
     "--model ...": f"--model {MODEL}",
     " ...": "",
     " KIND STORE": " drift runs/demo",
@@ -44,6 +45,9 @@ NOT_RUN = {  # a part of a command: why it is only parsed
     "mesa-lens app": "serves until it is stopped: tests/cli/test_app.py",
     "runs/plain-64": "tests/research builds that model",
     "python research/": "takes hours: tests/research",
+    "export distance runs/demo": "needs states of two texts: tests/probe/figures/test_export.py",
+    "export eval runs/eval": "needs that run: tests/probe/commands/eval",
+    "export readout runs/demo": "needs that run: tests/probe/commands/readout",
     "python benchmarks/": "takes hours, on an idle machine",
 }
 SMALLER = {  # a subcommand: options in place of the page's, so that it runs within seconds; and MODEL
@@ -51,11 +55,13 @@ SMALLER = {  # a subcommand: options in place of the page's, so that it runs wit
     "eval": "--methods origin,rerope --lengths 160,320 --samples 1",
     "locate": f"--model {PLANTED} --methods rerope --lengths 320 --samples 4 --layers 1 --heads 1",
     "anatomy": "--methods origin,rerope --lengths 320 --samples 1",
-    "readout": "--lengths 160,320 --samples 8 --tokens 24 --layers 1",
+    "readout": "--lengths 160,320 --samples 40 --tokens 24 --layers 1",
     "predict": "--methods origin,rerope --lengths 240,320 --samples 4",
     "check": "--methods rerope",
     "config": "--length 64",
 }
+NOT_WITH = {"--methods": ("--estimate-window",), "--heads": ("gradients",)}
+"""Of these options, with which words they have no effect."""
 QUICK = (
     "mesa-lens methods",
     "mesa-lens status",
@@ -85,7 +91,7 @@ RUN = [command for command in COMMANDS if command not in NAMES and not any(part 
 def arguments(command: str) -> list[str]:
     for left_open, value in PLACEHOLDERS.items():
         command = command.replace(left_open, value)
-    return shlex.split(command)
+    return [word for part in shlex.split(command) for word in (part.split("=", 1) if part.startswith("--") else [part])]
 
 
 _parser = cache(parser)
@@ -107,6 +113,8 @@ def parse(command: str) -> None:
 def smaller(line: list[str]) -> list[str]:
     options = SMALLER.get(line[1], "").split()
     for name, value in zip(options[::2], options[1::2], strict=True):
+        if any(left_out in line for left_out in NOT_WITH.get(name, ())):
+            continue
         if name in line:
             line[line.index(name) + 1] = value
         else:
@@ -138,7 +146,7 @@ def models(folder):
     (folder / "path/to").mkdir(parents=True)
     tiny_gguf.write(folder / "path/to/model.Q4_K_M.gguf", folder / MODEL)
     real = synthetic.hidden_states(8192, 2, layers=4, dims=4, prompts=("repeated",))
-    real = real.assign_coords(method=["origin", "stair", "dynamic-ntk", "mesa"])
+    real = real.isel(method=[0, 1, 1, 2, 3]).assign_coords(method=["origin", "rerope", "stair", "dynamic-ntk", "mesa"])
     synthetic.write_run(folder / "runs/real", real, trained_length=8192)
     document = '{"report": "%s", "summary": "A summary."}\n' % ("A text of a few words. " * 400)
     (folder / "govreport.jsonl").write_text(document * 2)
