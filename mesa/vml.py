@@ -1,7 +1,7 @@
-"""Imported for its effect: MKL finds its kernels for cos, exp and others in one thread, before it is asked in several.
+"""Imported for its effect: calls cos, exp and others once on one thread, since MKL chooses their kernels at first use.
 
-PyTorch with MKL 2024.2, as 2.13 is built, has a race there (pytorch/pytorch#188792): if the first call of such a
-function in a process is spread over threads, a part of its output may have half the digits: rotary's cos is 1.4e-4 off.
+With MKL 2024.2, which PyTorch 2.13 is built with, that choice is a race (pytorch/pytorch#188792): if several threads
+make a function's first call, part of its output may have half the digits. Rotary's cos was then 1.4e-4 off.
 """
 
 import torch

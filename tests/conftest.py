@@ -31,7 +31,7 @@ def pytest_runtestloop():  # which xdist's controller has as well, though it col
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem(collector, name, obj):
-    """Marks as slow what `quick_cases` leaves out: here all cases are there, whichever are then selected."""
+    """Marks as slow what `quick_cases` leaves out. Here all cases exist, so --lf or single ids change no choice."""
     items = yield
     functions = items if isinstance(items, list) else []
     cases = [item for item in functions if isinstance(item, pytest.Function) and not item.get_closest_marker("slow")]
@@ -42,9 +42,9 @@ def pytest_pycollect_makeitem(collector, name, obj):
 
 
 def spread(cases, count):
-    """So many of the cases, in which every argument has as many of its values, as often, as there can be."""
+    """`count` of the cases, chosen so that each argument takes as many of its values as possible, equally often."""
     values = {item: [(name, repr(value)) for name, value in item.callspec.params.items()] for item in cases}
-    left = sorted(cases, key=lambda item: cases.index(item) * 0.618 % 1)  # neighbours are alike
+    left = sorted(cases, key=lambda item: cases.index(item) * 0.618 % 1)  # neighbours test similar things
     chosen, uses = [], collections.Counter()
     while left and len(chosen) < count:
         chosen.append(min(left, key=lambda item: sum(uses[value] for value in values[item])))

@@ -93,10 +93,10 @@ class Line:
         """Whether a marker at every value would hide the line."""
         return len(self.x) > _CROWDED
 
-    def at(self, kept: np.ndarray) -> "Line":
-        """Without its interval, of its values those with these numbers."""
-        texts, tokens = (tuple(part[number] for number in kept) if part else () for part in (self.texts, self.tokens))
-        return replace(self, x=self.x[kept], y=self.y[kept], texts=texts, tokens=tokens)
+    def at(self, indices: np.ndarray) -> "Line":
+        """The line through these of its values; for lines without an interval."""
+        texts, tokens = (tuple(part[index] for index in indices) if part else () for part in (self.texts, self.tokens))
+        return replace(self, x=self.x[indices], y=self.y[indices], texts=texts, tokens=tokens)
 
 
 @dataclass(frozen=True)
@@ -167,28 +167,29 @@ class Panel:
 
     @property
     def in_order(self) -> list[Line]:
-        """The lines in the order of every legend, by method; of long ones the values that are seen.
+        """The lines to draw, in the order of every legend: by method. Long ones are thinned to what a screen shows.
 
-        Lines of the same x keep the same of them, so that hovering shows each one's value.
+        Lines over the same x are thinned to the same x, so that hovering shows every line's value there.
         """
-        lines, alike = list(self.lines), dict[bytes, list[int]]()
+        lines, by_x = list(self.lines), dict[bytes, list[int]]()
         for number, line in enumerate(lines):
             if len(line.x) > DRAWN and line.interval is None:
-                alike.setdefault(line.x.tobytes(), []).append(number)
-        for numbers in alike.values():
-            kept = np.unique(np.concatenate([_seen_at(lines[number].y, DRAWN // len(numbers)) for number in numbers]))
+                by_x.setdefault(line.x.tobytes(), []).append(number)
+        for numbers in by_x.values():
+            most = DRAWN // len(numbers)
+            kept = np.unique(np.concatenate([_extremes(lines[number].y, most) for number in numbers]))
             for number in numbers:
                 lines[number] = lines[number].at(kept)
         return sorted(lines, key=lambda line: rank(line.colour))
 
 
-def _seen_at(y: np.ndarray, most: int) -> np.ndarray:
-    """Numbers of the lowest and the highest value of each block, and of the first break in it; about `most`."""
+def _extremes(y: np.ndarray, most: int) -> np.ndarray:
+    """Indices of each block's lowest and highest value and first NaN, and of both ends: about `most`."""
     step, breaks = -(-2 * len(y) // most), np.isnan(y)
     starts = np.arange(0, len(y), step)
     low, high = (np.where(breaks, least, y) for least in (np.inf, -np.inf))
-    numbers = [start + part[start : start + step].argmin() for part in (low, -high, ~breaks) for start in starts]
-    return np.array([0, *numbers, len(y) - 1])
+    indices = [start + part[start : start + step].argmin() for part in (low, -high, ~breaks) for start in starts]
+    return np.array([0, *indices, len(y) - 1])
 
 
 @dataclass(frozen=True)

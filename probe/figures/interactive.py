@@ -200,11 +200,12 @@ def _draw_chart(chart: fig.Chart) -> go.Figure:
     head = 65 + 25 * bool(lines) + _TITLE_LINE * max(0, lines - 1)
     for number, panel in enumerate(chart.panels):
         place: dict[str, Any] = {"row": 1 + number // columns, "col": 1 + number % columns}
-        bands = [_band(line, line.interval) for line in panel.in_order if line.band and line.interval is not None]
+        ordered = panel.in_order
+        bands = [_band(line, line.interval) for line in ordered if line.band and line.interval is not None]
         for band in bands:
             figure.add_trace(band, **place)
         marks = [trace for point in panel.points for trace in _point(point, panel, chart.crosshair)]
-        for trace in [*(_line(line, panel, chart.crosshair) for line in panel.in_order), *marks]:
+        for trace in [*(_line(line, panel, chart.crosshair) for line in ordered), *marks]:
             name = str(trace.name)
             is_new = name not in {*listed, *unlisted}
             figure.add_trace(trace.update(legendgroup=groups.get(name, name), showlegend=is_new), **place)

@@ -26,7 +26,6 @@ METHODS = {BASELINE: mesa.Origin(trained_length=M), PATCHED: mesa.ReRoPE(trained
 ITEM = Item(tuple(np.random.default_rng(0).integers(2, 97, 48).tolist()), 12)
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
