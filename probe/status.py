@@ -138,9 +138,9 @@ def _lacking(run: RunFolder) -> tuple[str, str]:
     if store.exists() and not all((folder / name).exists() for name in REPORTED):
         return "the report is not written; `mesa-lens report` writes it", "report"
     for command, layout in _experiments().items():
-        place, is_begun = folder / layout.folder, layout.journal_paths(folder)[0].exists()
-        path = place / layout.results[0]
-        missing = [name for name in layout.results if not (place / name).exists()]
+        location, is_begun = folder / layout.folder, layout.journal_paths(folder)[0].exists()
+        path = location / layout.results[0]
+        missing = [name for name in layout.results if not (location / name).exists()]
         if missing == ["report.html"] and store.exists() and path.exists():
             return f"report.html of {command} is not written; `mesa-lens report` writes it", "report"
         if missing and is_begun:

@@ -82,9 +82,9 @@ def excess_figure(data: xr.Dataset, least: float = 0.0) -> go.Figure:
     figure = _over_t(data.excess.assign_attrs(data.attrs))
     figure.add_hline(least, line={"color": "black", "width": 1})
     marks = {"M": (data.M, PE), "T* stair": (data.T_stair, STAIR), "T* remap": (data.T_weave, WEAVE)}
-    for place, (name, (position, curve)) in enumerate(marks.items()):  # one below the other, for they stand close
+    for number, (name, (position, curve)) in enumerate(marks.items()):  # one below the other, for they stand close
         figure.add_vline(position, line={"color": STYLES[curve]["color"], "dash": "dot"})
-        _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=least + 3.9 - 0.3 * place, yref="y")
+        _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=least + 3.9 - 0.3 * number, yref="y")
     top = least + 4
     if float(data.excess.max()) > top:
         figure.update_yaxes(title=f"{data.excess.attrs['long_name']} (above {top:g}: not drawn)")

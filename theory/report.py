@@ -51,7 +51,7 @@ def render(claims: Sequence[Claim], settings: VerifyOptions) -> str:
     data = curves(settings)
     drawers = (figures.excess_figure, figures.position_figure, figures.attention_figure)
     drawn = [
-        Markup(draw(data).to_html(full_html=False, include_plotlyjs=place == 0)) for place, draw in enumerate(drawers)
+        Markup(draw(data).to_html(full_html=False, include_plotlyjs=number == 0)) for number, draw in enumerate(drawers)
     ]
     template = jinja2.Environment(autoescape=True).from_string(
         files("theory").joinpath("report.html").read_text("utf-8")

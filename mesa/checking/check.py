@@ -392,7 +392,7 @@ def _scaled(at: Positions, plan: Plan) -> Positions:
 def _some(items: Sequence[int], count: int) -> list[int]:
     """At most `count` of the items, evenly spread, the first and the last among them."""
     places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
-    return [items[place] for place in dict.fromkeys(places.tolist())]
+    return [items[index] for index in dict.fromkeys(places.tolist())]
 
 
 # The order of the checks

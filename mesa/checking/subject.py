@@ -112,9 +112,9 @@ def record_stock(model: Any) -> Iterator[Calls]:
     known, places = {id(modules[path]): attends for path, attends in attended.items()}, structure.rotaries(decoder)
 
     def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, path: str) -> None:
-        place = path, structure.requested_kind(module, args, kwargs)
-        frequencies: Any = places[place].inv_freq
-        calls.frequencies[place] = frequencies.clone()  # which a long text may change in place
+        key = path, structure.requested_kind(module, args, kwargs)
+        frequencies: Any = places[key].inv_freq
+        calls.frequencies[key] = frequencies.clone()  # which a long text may change in place
 
     handles = [
         modules[path].register_forward_hook(partial(keep, path=path), with_kwargs=True)

@@ -82,9 +82,9 @@ class Attachment:
         originals = structure.rotaries(self.decoder, self._modules) if rotates else {}
         self.rotary_modules: dict[str, nn.Module] = {path: self._modules[path] for path, _ in originals}
         self._fresh: dict[Any, Any] = {
-            place: rotary.fresh_rotary(module) for place, module in originals.items() if method.uses_model_rope
+            key: rotary.fresh_rotary(module) for key, module in originals.items() if method.uses_model_rope
         }
-        self._frozen: dict[Any, Any] = {place: rotary.frozen_rotary(module) for place, module in originals.items()}
+        self._frozen: dict[Any, Any] = {key: rotary.frozen_rotary(module) for key, module in originals.items()}
         self._attends = self._attending() if rotates else {}
         norms = {path for attends in self._attends.values() for path in attends.norms or ()}
         self.norms: dict[str, Callable[..., Tensor]] = {path: self._modules[path].forward for path in norms}
@@ -223,12 +223,12 @@ class Attachment:
         """The positions (1, token) that keys of some tokens (1, token) are cached at; of one, out of those of STEPS."""
         if index.shape[1] > 1:
             return positions(self.method.cached_position, index)
-        number, place = divmod(int(index), STEPS)
+        number, offset = divmod(int(index), STEPS)
         cached = self._cached_at
         if cached is None or cached[0] != number:
             steps = torch.arange(number * STEPS, (number + 1) * STEPS)[None]
             cached = self._cached_at = number, positions(self.method.cached_position, steps)
-        return cached[1][:, place : place + 1]
+        return cached[1][:, offset : offset + 1]
 
     def _group(self, rows: Tensor, padding: Tensor, start: int, length: int, prompt: int) -> passes.RowGroup:
         """Rows with one padding, of whose `length` tokens those from `start` on are passed."""
@@ -270,14 +270,14 @@ class Attachment:
         running = self.running
         if running is None:
             raise passes.MethodNotApplied(self.not_applied_message())
-        place = (path, structure.requested_kind(module, args, kwargs))
-        running.placed.add(place)
+        key = (path, structure.requested_kind(module, args, kwargs))
+        running.placed.add(key)
         positions = running.cached if running.padded else running.cached[:1]
         given = structure.with_positions(module, args, kwargs, positions)
-        if not (self._frozen[place].by_length and len(running.groups) > 1):
-            return self._rotary_output(place, running.groups[:1], given)
+        if not (self._frozen[key].by_length and len(running.groups) > 1):
+            return self._rotary_output(key, running.groups[:1], given)
         parts = [  # each group chooses its frequencies by its own length
-            self._rotary_output(place, [group], _of_rows(given, group.rows)) for group in running.groups
+            self._rotary_output(key, [group], _of_rows(given, group.rows)) for group in running.groups
         ]
         joined = tuple(part.new_zeros(len(running.cached), *part.shape[1:]) for part in parts[0])
         for group, part in zip(running.groups, parts, strict=True):
@@ -285,21 +285,21 @@ class Attachment:
                 into[group.rows] = some
         return joined
 
-    def _rotary_output(self, place: Any, groups: list[passes.RowGroup], given: dict[str, Any]) -> Any:
+    def _rotary_output(self, key: Any, groups: list[passes.RowGroup], given: dict[str, Any]) -> Any:
         """What the model's rotary module gives: as on its first text, or with the frequencies of the first group."""
         with self._lock:
             if self.method.uses_model_rope:
-                module = self._fresh[place]
+                module = self._fresh[key]
                 rotary.restart(module)
             else:
-                module = self._frozen[place]
+                module = self._frozen[key]
                 rotations = (
-                    rotation for group in groups for kind, rotation in group.rotations.items() if kind[:2] == place
+                    rotation for group in groups for kind, rotation in group.rotations.items() if kind[:2] == key
                 )
                 for rotation in rotations if module.by_length else ():
                     assert rotation is not None
                     module.inv_freq = rotation.frequencies.clone()  # `settle` writes into it
-            inner = module.module if place[1] else module
+            inner = module.module if key[1] else module
             states = next(states for states in given.values() if isinstance(states, Tensor))
             apart = {
                 name: value.to(states.device)
@@ -591,7 +591,7 @@ class _LayerCall:
     ) -> tuple[Tensor, Tensor | None]:
         """What the executor returns for the heads at these places; the observer, if any, is shown its input."""
         if self.attachment.observer is not None:
-            heads = tuple(self.heads[place] for place in at)
+            heads = tuple(self.heads[index] for index in at)
             self.attachment.observer(self.attends.layer, heads, schedule, query, key, self.scaling)
         return self.executor(schedule, query, key, value, self.scaling)
 

@@ -79,8 +79,8 @@ def settle(frozen: Any, length: int) -> None:
     """Has a frozen LongRoPE choose its frequencies as the model itself does for a prompt of `length` tokens."""
     if frozen.by_length:
         frozen.rope_type = "longrope"
-        place = frozen.inv_freq.device
-        frozen(torch.zeros(1, device=place), torch.tensor([[length - 1]], device=place))
+        device = frozen.inv_freq.device
+        frozen(torch.zeros(1, device=device), torch.tensor([[length - 1]], device=device))
         frozen.rope_type = "default"
         frozen.base = rotary_base(frozen.inv_freq)
 

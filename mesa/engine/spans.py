@@ -207,12 +207,12 @@ def parts(plan: Plan, begin: int, end: int, first_key: int, aligned: bool = True
             continue
         at = region.query_position, region.key_position
         query_position, key_position = _aligned(*at) if aligned else at
-        place = key_position, region.key_scale
-        into = next((held for at, held in groups if at == place and held[-1][2].queries[1] <= span.queries[0]), None)
+        key = key_position, region.key_scale
+        into = next((held for at, held in groups if at == key and held[-1][2].queries[1] <= span.queries[0]), None)
         if into is None:
-            groups.append((place, into := []))
+            groups.append((key, into := []))
         into.append((region, query_position, span))
-    return [_part(held, *place) for place, held in groups]
+    return [_part(held, *key) for key, held in groups]
 
 
 def with_carries(parts: Sequence[Part]) -> list[Part]:

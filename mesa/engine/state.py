@@ -72,11 +72,12 @@ class CarriedState(NamedTuple):
             )
 
 
-def carried_state(model: Any, decoder: Any, layers: tuple[int, ...], place: torch.device) -> CarriedState:
+def carried_state(model: Any, decoder: Any, layers: tuple[int, ...], device: torch.device) -> CarriedState:
     """What the model's `layers` with a state get right, tried on short random prompts."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    padded = torch.randint(0, vocabulary, (1, _PADDING + _TOKENS), generator=torch.Generator().manual_seed(1)).to(place)
-    ids, real = padded[:, _PADDING:], (torch.arange(_PADDING + _TOKENS, device=place) >= _PADDING).long()[None]
+    generator = torch.Generator().manual_seed(1)
+    padded = torch.randint(0, vocabulary, (1, _PADDING + _TOKENS), generator=generator).to(device)
+    ids, real = padded[:, _PADDING:], (torch.arange(_PADDING + _TOKENS, device=device) >= _PADDING).long()[None]
     takes_positions = "position_ids" in inspect.signature(decoder.forward).parameters
 
     def run(

@@ -560,8 +560,8 @@ def known_arguments(module: nn.Module, model: Any, kwargs: dict[str, Any]) -> di
 
 def _place(model: Any) -> torch.device:
     """Where the model takes token ids."""
-    place = model.get_input_embeddings().weight.device
-    return model.device if place.type == "meta" else place
+    device = model.get_input_embeddings().weight.device
+    return model.device if device.type == "meta" else device
 
 
 @contextmanager

@@ -229,8 +229,8 @@ class Wrapped:
 
     def __call__(self, index: Any) -> Any:
         """The positions, in the shape of `index`."""
-        place = self.shift + index % self.period
-        return place if self.most is None else capped(place, self.most)
+        position = self.shift + index % self.period
+        return position if self.most is None else capped(position, self.most)
 
 
 @dataclass(frozen=True)

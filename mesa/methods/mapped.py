@@ -60,8 +60,8 @@ class Mapped:
     def __call__(self, index: Any) -> Any:
         """The positions, in the shape of `index`."""
         last = self.prompt - 1
-        place = self.shift + self.to * capped(index, last) // last
-        return place if self.most is None else capped(place, self.most)
+        position = self.shift + self.to * capped(index, last) // last
+        return position if self.most is None else capped(position, self.most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +113,14 @@ class LaMPE(Method):
         prompt, near, scale = length if prompt_length is None else prompt_length, self.window, self._scale(SHARPER)
         if prompt < 2 * near:
             return Plan(length, (self._causal(length, query_scale=scale),), by_prompt=True)
-        place = Mapped(self.mapped_length(prompt), prompt)
+        position = Mapped(self.mapped_length(prompt), prompt)
         end = self.tail
-        while end + 1 < prompt and place(end + 1) == place(self.tail):
+        while end + 1 < prompt and position(end + 1) == position(self.tail):
             end += 1
-        shift = near - place(near) - 1
-        far = prompt - 1 - end - place(prompt - 1 - end) - shift
+        shift = near - position(near) - 1
+        far = prompt - 1 - end - position(prompt - 1 - end) - shift
         first = max(near, prompt - end)  # the least of the greatest distances
-        query, key = Mapped(place.to, prompt, shift), Mapped(place.to, prompt, 0, place.to + shift)
+        query, key = Mapped(position.to, prompt, shift), Mapped(position.to, prompt, 0, position.to + shift)
         middle = {"query_position": query, "key_position": key, "nearest": near, "farthest": first - 1}
         regions = (
             self._causal(length, farthest=near - 1, query_scale=scale),

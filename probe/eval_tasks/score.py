@@ -181,5 +181,5 @@ def until_end(loaded: Loaded, ids: list[int]) -> str:
     tokenizer: Any = loaded.tokenizer
     stated = getattr(loaded.model.generation_config, "eos_token_id", None)
     ends = [tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])]
-    length = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    length = next((index for index, token in enumerate(ids) if token in ends), len(ids))
     return tokenizer.decode(ids[:length], skip_special_tokens=True).strip()

@@ -136,10 +136,10 @@ def _files(folder: Path) -> list[Path]:
         raise error
 
     files = list[Path]()
-    for place, folders, names in os.walk(folder, onerror=failed):
+    for parent, folders, names in os.walk(folder, onerror=failed):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        links = [name for name in folders if Path(place, name).is_symlink()]  # which `os.walk` does not follow
-        files += [Path(place, name) for name in (*names, *links) if not name.startswith(".")]
+        links = [name for name in folders if Path(parent, name).is_symlink()]  # which `os.walk` does not follow
+        files += [Path(parent, name) for name in (*names, *links) if not name.startswith(".")]
     files.sort(key=lambda path: path.relative_to(folder).parts)
     of_rows = [path for path in files if _is_of_rows(path) and path.stem.lower() not in _DESCRIPTIONS]
     if of_rows:

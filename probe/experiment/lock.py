@@ -122,8 +122,8 @@ def owned(folder: Path, option: str = "--out") -> Iterator[None]:
 def _check_links(folder: Path, option: str) -> None:
     """Raises Refused for a link in the folder, at any depth, that leads out of it."""
     root = folder.resolve()
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place, name) for name in (*folders, *files)):
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
             if path.is_symlink() and not path.resolve().is_relative_to(root):
                 raise Refused(f"{option} {folder}: {path} is a link to {path.resolve()}, outside; remove the link")
 

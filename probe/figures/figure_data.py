@@ -39,7 +39,7 @@ def style(method: str) -> Look:
 
 def rank(colour: str) -> int:
     """Where in a legend what has the colour stands: methods in the order of `METHODS`, all others behind them."""
-    return next((place for place, look in enumerate(STYLES.values()) if look[0] == colour), len(STYLES))
+    return next((index for index, look in enumerate(STYLES.values()) if look[0] == colour), len(STYLES))
 
 
 def nth(number: int) -> Look:

@@ -377,7 +377,7 @@ def upper_quantile(values: np.ndarray, quantile: float) -> np.floating:
     flat, kind = values.ravel(), np.result_type(values, np.float32)
     sample = flat[:: -(-len(flat) // _SAMPLED)].astype(kind)
     upper = flat[flat >= np.quantile(sample, max(0.0, quantile - 0.01))].astype(kind)
-    place = (len(flat) - 1) * quantile - (len(flat) - len(upper))
-    if place < 0 or len(upper) < 2:
+    index = (len(flat) - 1) * quantile - (len(flat) - len(upper))
+    if index < 0 or len(upper) < 2:
         return np.quantile(flat.astype(kind), quantile)
-    return np.quantile(upper, place / (len(upper) - 1))
+    return np.quantile(upper, index / (len(upper) - 1))

@@ -68,9 +68,9 @@ def _draw_heatmaps(maps: fig.Heatmaps) -> go.Figure:
         | {"text": fig.escaped(maps.colour_title), "font": {"size": 12}}  # plotly loses a horizontal scale's own title
     ]
     if note:
-        place = {"xref": "paper", "y": 0, "yref": "paper", "yanchor": "top", "yshift": -65}
+        anchor = {"xref": "paper", "y": 0, "yref": "paper", "yanchor": "top", "yshift": -65}
         notes.append(
-            {**edge, **place, "text": "<br>".join(map(fig.escaped, note)), "font": {"size": 12, "color": fig.GREY}}
+            {**edge, **anchor, "text": "<br>".join(map(fig.escaped, note)), "font": {"size": 12, "color": fig.GREY}}
         )
     traces: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
@@ -87,13 +87,13 @@ def _draw_heatmaps(maps: fig.Heatmaps) -> go.Figure:
         axes[f"xaxis{axis}"] = x | {"anchor": f"y{axis}", "domain": across[column]} | inside
         inside = {"matches": f"y{left}", "showticklabels": False} if column else {}
         axes[f"yaxis{axis}"] = y | {"anchor": f"x{axis}", "domain": down[row]} | inside
-        place = {"xref": f"x{axis} domain", "y": 1, "yref": f"y{axis} domain", "yanchor": "bottom"}
+        anchor = {"xref": f"x{axis} domain", "y": 1, "yref": f"y{axis} domain", "yanchor": "bottom"}
         if cell.title:
-            notes.append({**edge, **place, "text": fig.escaped(cell.title), "font": {"size": 13}})
+            notes.append({**edge, **anchor, "text": fig.escaped(cell.title), "font": {"size": 13}})
         if cell.m is not None and cell.ends[0] < cell.m < cell.ends[1]:
-            place = {"x0": cell.m, "x1": cell.m, "y0": 0, "y1": 1, "xref": f"x{axis}", "yref": f"y{axis} domain"}
+            ends = {"x0": cell.m, "x1": cell.m, "y0": 0, "y1": 1, "xref": f"x{axis}", "yref": f"y{axis} domain"}
             for look in ({"color": "white", "width": 3}, {"color": fig.BLACK, "width": 1.5, "dash": "dash"}):
-                shapes.append({**place, "type": "line", "line": look})
+                shapes.append({**ends, "type": "line", "line": look})
     layout = {
         "template": _TEMPLATE,
         "font": _FONT,
@@ -131,7 +131,7 @@ def _axis(title: str, ticks: Any, ends: tuple[float, float], most: int) -> dict[
 
 def _traces(cell: fig.Heatmap, maps: fig.Heatmaps, scale: bool) -> list[dict[str, Any]]:
     """A heatmap with its strokes, numbers and mark; scale: with the colour scale, along the figure's lower edge."""
-    place = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
+    legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
     size = {"lenmode": "pixels", "len": 240, "thickness": 12}
     tiles = 0 if cell.muted is None else 1
     texts = None if cell.texts is None else np.vectorize(fig.escaped, otypes=[object])(cell.texts)
@@ -146,7 +146,7 @@ def _traces(cell: fig.Heatmap, maps: fig.Heatmaps, scale: bool) -> list[dict[str
             zmax=cell.high,
             colorscale=colours,
             showscale=scale,
-            colorbar=place | size | {"tickvals": list(maps.ticks), "ticktext": list(maps.ticks.values())},
+            colorbar=legend | size | {"tickvals": list(maps.ticks), "ticktext": list(maps.ticks.values())},
             customdata=texts,
             hovertemplate=f"{cell.template}<extra></extra>",
             hoverongaps=False,

@@ -202,9 +202,9 @@ def _draw_heatmaps(maps: fig.Heatmaps) -> Figure:
         middle = 1 - (top + (row + 0.5) * high) / height
         figure.text(left, middle, textwrap.fill(cells[0].y_title, 13), **upwards)
     long = min(inner, 3)
-    place = 1 - (_RIGHT - 0.12) / width, (below + inner - long) / height, 0.1 / width, long / height
+    box = 1 - (_RIGHT - 0.12) / width, (below + inner - long) / height, 0.1 / width, long / height
     extend = "both" if maps.cells[0][0].low < 0 else "neither"
-    bar = figure.colorbar(axes[0].images[0], cax=figure.add_axes(place), ticks=list(maps.ticks), extend=extend)
+    bar = figure.colorbar(axes[0].images[0], cax=figure.add_axes(box), ticks=list(maps.ticks), extend=extend)
     bar.ax.set_yticklabels(maps.ticks.values(), fontsize=7)
     bar.set_label(maps.colour_title, fontsize=7)
     note = "; ".join(maps.note)
@@ -350,11 +350,11 @@ def _draw_rule(axis: Axes, rule: fig.Rule, panel: fig.Panel) -> None:
     look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.5, "color": rule.colour, "bbox": box}
     if rule.vertical:
         axis.axvline(rule.at, **style)
-        place = {"xycoords": ("data", "axes fraction"), "xytext": (3, -1), "ha": "left", "va": "top"}
-        axis.annotate(rule.text, (rule.at, 1), **place, **look)
+        anchor = {"xycoords": ("data", "axes fraction"), "xytext": (3, -1), "ha": "left", "va": "top"}
+        axis.annotate(rule.text, (rule.at, 1), **anchor, **look)
     else:
         axis.axhline(rule.at, **style)
         below = panel.is_below(rule)
-        place = {"xytext": (-3 if rule.right else 3, -3 if below else 3), "va": "top" if below else "bottom"}
-        place["ha"] = "right" if rule.right else "left"
-        axis.annotate(rule.text, (int(rule.right), rule.at), xycoords=("axes fraction", "data"), **place, **look)
+        anchor = {"xytext": (-3 if rule.right else 3, -3 if below else 3), "va": "top" if below else "bottom"}
+        anchor["ha"] = "right" if rule.right else "left"
+        axis.annotate(rule.text, (int(rule.right), rule.at), xycoords=("axes fraction", "data"), **anchor, **look)

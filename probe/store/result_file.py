@@ -108,8 +108,8 @@ class ResultFile(Generic[T]):
             if content.get("version") != (expected := cast(Any, self.type).__dataclass_fields__["version"].default):
                 raise Refused(f"{path} is of another version of mesa-lens, not of version {expected}") from error
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise Refused(f"{path} is damaged ({place}: {first['msg'].lower()})") from error
+            location = ".".join(map(str, first["loc"]))
+            raise Refused(f"{path} is damaged ({location}: {first['msg'].lower()})") from error
 
     @cached_property
     def _adapter(self) -> TypeAdapter[T]:

@@ -205,10 +205,10 @@ def by_varlen(
     borders, longest = list[Tensor](), list[int]()
     for sides in ([span.queries for span in spans], [span.keys for span in spans]):
         ends = 0, *(end - sides[0][0] for _, end in sides)
-        place = "borders", ends, query.device
-        if place not in cache:
-            cache[place] = torch.tensor(ends, dtype=torch.int32).to(query.device, non_blocking=True)
-        borders.append(cache[place])
+        cache_key = "borders", ends, query.device
+        if cache_key not in cache:
+            cache[cache_key] = torch.tensor(ends, dtype=torch.int32).to(query.device, non_blocking=True)
+        borders.append(cache[cache_key])
         longest.append(max(end - begin for begin, end in sides))
     queries, keys = longest
     longest[1] = queries + keys  # it takes a window as wide as the keys for none, also where queries go further back
@@ -259,16 +259,16 @@ def by_flex(
 
     Spans may be any, in none of which a query is twice, and of one `holds`.
     """
-    place, cap = ("blocks", tuple(spans), query.device), ("softcap", scoring.softcap, query.device)
-    if place not in cache:
-        cache[place] = blocks_of(spans, query.device)
+    cache_key, cap = ("blocks", tuple(spans), query.device), ("softcap", scoring.softcap, query.device)
+    if cache_key not in cache:
+        cache[cache_key] = blocks_of(spans, query.device)
     if scoring.softcap is not None:
         if cap not in cache:
             cache[cap] = captured(scoring.softcap, query.device, torch.float32)
         scoring = replace(scoring, softcap=cache[cap])
     output, extra = compiled(flex.flex_attention, query.device)(  # as it is it would hold all scores
         query, key, value, score_mod=None if scoring.plain else _score(scoring),
-        block_mask=cache[place], scale=scoring.scale, enable_gqa=True, return_aux=flex.AuxRequest(lse=True),
+        block_mask=cache[cache_key], scale=scoring.scale, enable_gqa=True, return_aux=flex.AuxRequest(lse=True),
     )  # fmt: skip
     output = output.permute(2, 0, 1, 3)
     return output if into is None else into.copy_(output), extra.lse.flatten(0, 1)

@@ -102,9 +102,9 @@ def rotated_states(
             pair, first = offset % PAIRS, offset < PAIRS
             partner = tl.where(first, at + PAIRS, at - PAIRS)
         there = inside[:, None] & rotating[None, :]
-        place = row[:, None] * PAIRS + pair[None, :]
-        cosine = tl.load(cos + place, mask=there, other=1.0).to(tl.float32)
-        sine = tl.load(sin + place, mask=there, other=0.0).to(tl.float32)
+        entry = row[:, None] * PAIRS + pair[None, :]
+        cosine = tl.load(cos + entry, mask=there, other=1.0).to(tl.float32)
+        sine = tl.load(sin + entry, mask=there, other=0.0).to(tl.float32)
         partners = tl.load(source[:, None] + partner[None, :], mask=there, other=0.0).to(tl.float32)
         if BACKWARDS:
             sine = -sine
@@ -162,8 +162,8 @@ def _merge_kernel(
     safe = tl.where(nothing, 0.0, largest)
     both = safe + tl.log(tl.exp(one - safe) + tl.exp(two - safe))
     share = tl.where(nothing, 0.0, tl.exp(two - tl.where(nothing, 0.0, both)))
-    place = total + token[:, None] * total_token + text * total_batch + head * total_head + at[None, :]
-    values = tl.load(place, mask=here, other=0.0).to(tl.float32)
+    pointers = total + token[:, None] * total_token + text * total_batch + head * total_head + at[None, :]
+    values = tl.load(pointers, mask=here, other=0.0).to(tl.float32)
     added = output + token[:, None] * output_token + text * output_batch + head * output_head + at[None, :]
     values += share[:, None] * (tl.load(added, mask=here, other=0.0).to(tl.float32) - values)
     if SINKS:
@@ -171,7 +171,7 @@ def _merge_kernel(
         values = values * (1.0 / (1.0 + tl.exp(sink - both)))[:, None]
         highest = tl.maximum(both, sink)
         both = highest + tl.log(tl.exp(both - highest) + tl.exp(sink - highest))
-    tl.store(place, values.to(total.dtype.element_ty), mask=here)
+    tl.store(pointers, values.to(total.dtype.element_ty), mask=here)
     tl.store(log_at, both, mask=inside)
 
 
@@ -333,9 +333,9 @@ def _spans_kernel(
         key += batch * key_batch + key_head.to(tl.int64) * key_head_stride
         value += batch * value_batch + key_head.to(tl.int64) * value_head
     residue = (row + phase) % width
-    place = batch * heads + head
+    log_row = batch * heads + head
     into += far[:, None] * into_token + batch * into_batch + head * into_head + at[None, :]
-    log_sum += place * log_head + far * log_token
+    log_sum += log_row * log_head + far * log_token
     # Output and log-sum-exp of other keys are one more "key", so that no launch merges them afterwards.
     if ADDED:
         most = tl.load(log_sum, mask=row < end, other=float("-inf")) * 1.4426950408889634
@@ -486,12 +486,12 @@ def _token_kernel(
     )  # fmt: skip
     blind = total == 0.0
     heads = tl.num_programs(1) // BLOCKS * GROUP
-    place = (batch * heads + head) * slots + slot + row
+    slot_row = (batch * heads + head) * slots + slot + row
     logs, at = tl.num_programs(2).to(tl.int64) * heads * slots * VALUE_DIM, tl.arange(0, VALUE_PADDED)
     here = inside[:, None] & (at < VALUE_DIM)[None, :]
-    tl.store(work + place[:, None] * VALUE_DIM + at[None, :], acc / tl.where(blind, 1.0, total)[:, None], mask=here)
+    tl.store(work + slot_row[:, None] * VALUE_DIM + at[None, :], acc / tl.where(blind, 1.0, total)[:, None], mask=here)
     log_sum = tl.where(blind, float("-inf"), most + tl.log(tl.where(blind, 1.0, total)))
-    tl.store(work + logs + place, log_sum, mask=inside)
+    tl.store(work + logs + slot_row, log_sum, mask=inside)
 
 
 @triton.jit
@@ -510,13 +510,13 @@ def _over_range(
         here = inside[:, None] & (at < DIM)[None, :]
         wide = token.to(tl.int64)
         if ROTATES or SCALED:
-            place = table + wide - begin
+            table_row = table + wide - begin
             keys = rotated_states(
-                key + wide * key_token, place, inside, cos, sin, PAIRS, BEGIN, DIM, PADDED, INTERLEAVED, BACKWARDS,
+                key + wide * key_token, table_row, inside, cos, sin, PAIRS, BEGIN, DIM, PADDED, INTERLEAVED, BACKWARDS,
                 ROTATES,
             )  # fmt: skip
             if SCALED:
-                keys = keys * tl.load(factors + place, mask=inside, other=0.0).to(tl.float32)[:, None]
+                keys = keys * tl.load(factors + table_row, mask=inside, other=0.0).to(tl.float32)[:, None]
             keys = keys.to(key.dtype.element_ty)
         else:
             keys = tl.load(key + wide[:, None] * key_token + at[None, :], mask=here, other=0.0)
@@ -570,5 +570,5 @@ def _combine_kernel(
         total = total * kept + tl.sum(shares, 0)
         acc = acc * kept + tl.sum(shares[:, None] * outputs, 0)
         most = larger
-    place = output + batch * output_batch + head * output_head + at
-    tl.store(place, (acc / tl.where(total == 0.0, 1.0, total)).to(output.dtype.element_ty), mask=at < DIM)
+    pointers = output + batch * output_batch + head * output_head + at
+    tl.store(pointers, (acc / tl.where(total == 0.0, 1.0, total)).to(output.dtype.element_ty), mask=at < DIM)

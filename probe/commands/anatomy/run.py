@@ -543,9 +543,9 @@ def retrieval_heads(
             base, half = beyond[reference], row.best.mean / 2
             lost = base.mean < half and row.best.low > base.high
             recovered = [by for by, score in beyond.items() if lost and score.mean >= half and score.low > base.high]
-            place = (length, row.layer, row.head, row.best_offset, row.best)
+            of_head = (length, row.layer, row.head, row.best_offset, row.best)
             heads.append(
-                result.RetrievalHead(*place, beyond=beyond, lost=lost, kept=base.low >= half, recovered_by=recovered)
+                result.RetrievalHead(*of_head, beyond=beyond, lost=lost, kept=base.low >= half, recovered_by=recovered)
             )
     return heads
 

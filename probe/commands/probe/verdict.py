@@ -203,7 +203,7 @@ def ranked(evidence: Evidence, findings: Findings) -> list[Row]:
     """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
     rows = sorted((_row(evidence, result, findings) for result in evidence.methods), key=_key)
     sharing: list[Row] = []
-    for place, row in enumerate(rows, 1):
+    for rank, row in enumerate(rows, 1):
         if row.longest_passing is None:
             continue
         if (
@@ -212,7 +212,7 @@ def ranked(evidence: Evidence, findings: Findings) -> list[Row]:
             or any(_is_worse(row, other) for other in sharing)
         ):
             sharing = []
-        row.rank = sharing[0].rank if sharing else place
+        row.rank = sharing[0].rank if sharing else rank
         sharing.append(row)
     return rows
 
@@ -981,8 +981,8 @@ def checked(sentences: dict[str, str], stated: StatedWindow | None, prompts: str
             WHERE: "Not evaluated: drift is measured against the range of hidden states inside M.",
             SURE: f"Measured on {prompts}. Differences are paired, text by text; brackets hold 95% intervals.",
         }
-    place = FAILS if stated.outcome == TOO_SMALL or stated.signs else SURE
-    return sentences | {place: f"{sentences[place]} {stated.text}"}
+    key = FAILS if stated.outcome == TOO_SMALL or stated.signs else SURE
+    return sentences | {key: f"{sentences[key]} {stated.text}"}
 
 
 def _in_stages(evidence: Evidence) -> list[str]:
