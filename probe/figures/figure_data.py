@@ -93,6 +93,11 @@ class Line:
         """Whether a marker at every value would hide the line."""
         return len(self.x) > _CROWDED
 
+    @property
+    def is_long(self) -> bool:
+        """Whether it has more values than a screen shows, so that the extremes of blocks are drawn."""
+        return len(self.x) > DRAWN and self.interval is None
+
     def at(self, indices: np.ndarray) -> "Line":
         """The line through these of its values; for lines without an interval."""
         texts, tokens = (tuple(part[index] for index in indices) if part else () for part in (self.texts, self.tokens))
@@ -166,14 +171,14 @@ class Panel:
         return rule.at < others[0] or (rule.at > high - tenth and rule.at > others[0] + 2 * tenth)
 
     @property
-    def in_order(self) -> list[Line]:
+    def drawn(self) -> list[Line]:
         """The lines to draw, in the order of every legend: by method. Long ones are thinned to what a screen shows.
 
         Lines over the same x are thinned to the same x, so that hovering shows every line's value there.
         """
         lines, by_x = list(self.lines), dict[bytes, list[int]]()
         for number, line in enumerate(lines):
-            if len(line.x) > DRAWN and line.interval is None:
+            if line.is_long:
                 by_x.setdefault(line.x.tobytes(), []).append(number)
         for numbers in by_x.values():
             most = DRAWN // len(numbers)
@@ -210,11 +215,13 @@ class Chart:
 
     @property
     def seen(self) -> str:
-        """What its panels show, as sentences; with a crosshair also what their y axes leave out."""
-        outside = [
+        """What its panels show, as sentences, and what is not drawn; with a crosshair also what y axes leave out."""
+        notes = [
             f"{panel.title.capitalize()}: {panel.outside}." for panel in self.panels if self.crosshair and panel.outside
         ]
-        return " ".join([*(panel.seen for panel in self.panels if panel.seen), *outside])
+        if any(line.is_long for panel in self.panels for line in panel.lines):
+            notes.append(f"Lines of more than {DRAWN} values show the lowest and highest of each block.")
+        return " ".join([*(panel.seen for panel in self.panels if panel.seen), *notes])
 
 
 @dataclass(frozen=True)

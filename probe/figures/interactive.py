@@ -200,7 +200,7 @@ def _draw_chart(chart: fig.Chart) -> go.Figure:
     head = 65 + 25 * bool(lines) + _TITLE_LINE * max(0, lines - 1)
     for number, panel in enumerate(chart.panels):
         place: dict[str, Any] = {"row": 1 + number // columns, "col": 1 + number % columns}
-        ordered = panel.in_order
+        ordered = panel.drawn
         bands = [_band(line, line.interval) for line in ordered if line.band and line.interval is not None]
         for band in bands:
             figure.add_trace(band, **place)

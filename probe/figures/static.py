@@ -305,7 +305,7 @@ def _figure(title: str, width: float, height: float) -> Figure:
 
 
 def _draw_panel(axis: Axes, panel: fig.Panel) -> None:
-    for number, line in enumerate(panel.in_order):
+    for number, line in enumerate(panel.drawn):
         _draw_line(axis, line, number)
     for point in panel.points:
         marks: dict[str, Any] = {"markersize": 7.5, "markerfacecolor": "none", "markeredgewidth": 1.6, "zorder": 5}

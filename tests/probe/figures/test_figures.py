@@ -74,7 +74,9 @@ def test_lines_of_more_values_than_a_screen_shows_are_drawn_by_the_extremes_of_b
     values[0][[30_000, 70_000]], values[0][500], values[1][40_000:80_000] = (9, -9), np.nan, np.nan
     tokens = tuple(map(str, range(100_000)))
     lines = [Line(name, x, y, *style(name), tokens=tokens) for name, y in zip(("origin", "mesa"), values, strict=True)]
-    drawn = interactive.draw(Chart("", (Panel("", "", "", tuple(lines), y_range=(-9.0, 9.0)),))).data
+    chart = Chart("", (Panel("", "", "", tuple(lines), y_range=(-9.0, 9.0)),))
+    assert chart.seen == "Lines of more than 8192 values show the lowest and highest of each block."
+    drawn = interactive.draw(chart).data
     kept = np.asarray(drawn[0].x, int)
     assert {0, 500, 30_000, 70_000, 99_999} <= set(kept.tolist())
     assert len(kept) < 2 * figure_data.DRAWN
@@ -92,7 +94,9 @@ def test_lines_of_more_values_than_a_screen_shows_are_drawn_by_the_extremes_of_b
 def test_short_lines_and_lines_with_an_interval_are_drawn_in_full(values, interval):
     x = np.arange(float(values))
     line = Line("origin", x, x, *style("origin"), interval=(x, x) if interval else None)
-    assert Panel("", "", "", (line,), y_range=(0.0, 1.0)).in_order == [line]
+    panel = Panel("", "", "", (line,), y_range=(0.0, 1.0))
+    assert panel.drawn == [line]
+    assert not Chart("", (panel,)).seen
 
 
 def test_a_panel_carries_the_crossings_of_its_layer_only(hidden, crossings):
@@ -287,7 +291,7 @@ def test_hovering_shows_every_method_at_one_position_in_all_panels(hidden, cross
     assert shapes == [(M, "y domain"), (M, "y2 domain"), (100, "y2 domain")]
     hover = [trace.hovertemplate for trace in drawn.data if trace.mode != "markers"]
     assert hover == [
-        f"{panel.title}, {line.label}: %{{y:.4g}}<extra></extra>" for panel in chart.panels for line in panel.in_order
+        f"{panel.title}, {line.label}: %{{y:.4g}}<extra></extra>" for panel in chart.panels for line in panel.drawn
     ]
     alone = interactive.draw(replace(chart, panels=chart.panels[:1]))
     assert {trace.xaxis for trace in alone.data} == {"x"}
