@@ -7,6 +7,7 @@ python research/collapse/run.py --evaluate           # the stored numbers again,
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -25,7 +26,7 @@ import mesa
 from mesa.decoder import layers_of, removed
 from mesa.methods import Method, make
 from mesa.plan import relative_positions
-from mesa.settings import read_configs
+from mesa.settings import read_config
 from mesa.support import trained_length
 from probe.commands.predict.formula import Law, excess_curve, failure_length, far_keys_by_length, scored_queries
 from probe.commands.predict.run import auc
@@ -70,10 +71,14 @@ def main(args: argparse.Namespace) -> None:
 
 
 def methods_of(trained: int, texts: Sequence[str] = CONFIGS) -> dict[str, Method]:
-    """By config, in the law's notation."""
-    texts = list(dict.fromkeys(texts))
-    plain = {text: make(text, trained) for text in texts if ":" not in text}
-    return {**plain, **read_configs([text for text in texts if ":" in text], trained)}
+    """By config, in the law's notation; windows are those of M = 256, scaled to `trained`."""
+    return {text: _method(text, trained) for text in dict.fromkeys(texts)}
+
+
+def _method(text: str, trained: int) -> Method:
+    if ":" not in text:
+        return make(text, trained)
+    return read_config(re.sub(r"(?<=window=)\d+", lambda size: str(int(size[0]) * trained // 256), text), trained)
 
 
 def measure(args: argparse.Namespace) -> Any:
