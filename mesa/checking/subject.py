@@ -16,6 +16,7 @@ from mesa.decoder import decoder_of, removed, replaced
 from mesa.engine import structure
 from mesa.engine.plug import Attachment
 from mesa.errors import Failed, Refused
+from mesa.families import family_of
 from mesa.methods import Method, Origin
 from mesa.outside import attention_called, attention_function, cache_in, mask_function
 from mesa.support import is_rotary, no_layer_acts
@@ -77,7 +78,7 @@ def _recording(calls: Calls, model: Any, known: Callable[[Any], structure.Attend
         scaling = args[0] if args else kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         others = {name: value for name, value in kwargs.items() if name != "scaling"}
-        scaling *= structure.known_arguments(module, model, others)["factor"]
+        scaling *= structure.known_arguments(module, model, family_of(model.config.model_type), others)["factor"]
         special = kwargs.get("softcap"), kwargs.get("s_aux")
         calls.windows.update(filter(None, [kwargs.get("sliding_window")]))
         calls.functions.append(AttentionCall(known(module), query, key, value, scaling, *special, output))

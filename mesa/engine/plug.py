@@ -40,7 +40,7 @@ from mesa.engine.passes import LayerKind
 from mesa.engine.rope import STEPS, Rotation, positions
 from mesa.engine.schedule import JointSchedule, Member, Schedule, Span
 from mesa.errors import Refused
-from mesa.families import Family, passed
+from mesa.families import Family, family_of, passed
 from mesa.methods import METHODS, Method, Origin
 from mesa.methods.base import check_length
 from mesa.outside import attention_called, attention_function, cache_in, check_cache_name
@@ -77,7 +77,7 @@ class Attachment:
         self.name = f"{NAME}{id(self):x}"
         self.decoder: Any = decoder_of(model)
         self._names = list(inspect.signature(self.decoder.forward).parameters)
-        rotates = is_rotary(model.config.model_type)
+        self._family, rotates = family_of(model.config.model_type), is_rotary(model.config.model_type)
         self._modules = structure.paths(self.decoder)
         originals = structure.rotaries(self.decoder, self._modules) if rotates else {}
         self.rotary_modules: dict[str, nn.Module] = {path: self._modules[path] for path, _ in originals}
@@ -147,8 +147,6 @@ class Attachment:
         check_not_traced()
         self.generating.generated_length = None
         self.generating.mark_own_pass((*args, *kwargs.values()))
-        if self.generating.generated_length is None:  # `generate` was asked when it began
-            check_eager(self.model)
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lays out the coming pass: lengths, padding, and one plan for each padding."""
@@ -167,6 +165,8 @@ class Attachment:
                 "`generate`"
             )
         past = 0 if cache is None else int(cache.get_seq_length())
+        if not past and self.generating.generated_length is None:  # `generate` was asked when it began
+            check_eager(self.model)
         if not past and self.model.config._attn_implementation != self.name:  # in later passes `check_ran` tells
             raise passes.MethodNotApplied(self.not_applied_message())
         filled_for = passes.prompt_length_of(cache, self._block) if past else None
@@ -370,7 +370,7 @@ class Attachment:
         the dense executor does, whichever is attached, and so is a short padded batch: listening changes none of it.
         """
         running = self._running_pass(module, attention_mask, dropout)
-        arguments = structure.known_arguments(module, self.model, kwargs)
+        arguments = structure.known_arguments(module, self.model, self._family, kwargs)
         self._warn_of_soft_cap(arguments["softcap"], query)
         attends = self._attends_in(module, running)
         query, key, value = _autocast(query, key, value)

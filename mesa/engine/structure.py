@@ -398,7 +398,7 @@ class _Probe:
         path, mask = self.path_of[id(module)], attention_mask
         if not isinstance(mask, ForwardPass):
             raise Refused(self.not_applied_message())
-        arguments = known_arguments(module, self.model, kwargs)
+        arguments = known_arguments(module, self.model, family_of(self.model.config.model_type), kwargs)
         scale: float = query.shape[-1] ** -0.5 if scaling is None else scaling
         if id(module) not in self.layer_of:
             raise Refused(self._refusal(f"its attention {path} is in none of its layers"))
@@ -540,9 +540,9 @@ _HARMLESS += ("logits_to_keep", "attention_hooks", *CACHES, "position_embeddings
 _KNOWN = frozenset({*_HARMLESS, "softcap", "s_aux"})
 
 
-def known_arguments(module: nn.Module, model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+def known_arguments(module: nn.Module, model: Any, family: Family, kwargs: dict[str, Any]) -> dict[str, Any]:
     """softcap, s_aux and the factor of scores of a call of an attention function; Refused for an unknown argument."""
-    of_family, factor = family_of(model.config.model_type).arguments, 1.0
+    of_family, factor = family.arguments, 1.0
     for name, value in kwargs.items():
         if value is None or name in _KNOWN or (name == "is_causal" and value):
             continue
