@@ -199,7 +199,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     for path in (path for name in ("config.json", "generation_config.json") if (path := folder / name).exists()):
         values = json.loads(path.read_text(encoding="utf-8"))
-        values.pop("transformers_version", None)  # else a run could not go on after an update
+        values.pop("transformers_version", None)  # else a run could not go on where another converted
         path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
