@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -197,10 +196,6 @@ def convert_gguf(file: Path, folder: Path) -> None:
     with quiet():
         as_plain(model).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    for path in (path for name in ("config.json", "generation_config.json") if (path := folder / name).exists()):
-        values = json.loads(path.read_text(encoding="utf-8"))
-        values.pop("transformers_version", None)  # else a run could not go on where another converted
-        path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def model_class() -> Any:

@@ -147,6 +147,8 @@ class Attachment:
         check_not_traced()
         self.generating.generated_length = None
         self.generating.mark_own_pass((*args, *kwargs.values()))
+        if self.generating.generated_length is None:  # `generate` was asked when it began
+            check_eager(self.model)
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lays out the coming pass: lengths, padding, and one plan for each padding."""
@@ -165,8 +167,6 @@ class Attachment:
                 "`generate`"
             )
         past = 0 if cache is None else int(cache.get_seq_length())
-        if not past and self.generating.generated_length is None:  # `generate` was asked when it began
-            check_eager(self.model)
         if not past and self.model.config._attn_implementation != self.name:  # in later passes `check_ran` tells
             raise passes.MethodNotApplied(self.not_applied_message())
         filled_for = passes.prompt_length_of(cache, self._block) if past else None
