@@ -40,9 +40,11 @@ from theory.report import curves
 
 ROOT = Path(__file__).parents[1]
 RESEARCH = ROOT / "research"
+GEMMA = str(RESEARCH / "gemma3" / "run")
 Exports = tuple[tuple[str, str, dict[str, str]], ...]
 REGION = "origin_dynamic-ntk_mesa-layers2-3-positions7168-16383"
 EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and which file is which picture
+    GEMMA: (("drift", "", {"docs/gemma3-drift": "drift-resid_post-repeated"}),),
     "demo": (
         ("curves", "", {"docs/demo-curves": "curves"}),
         ("drift", "", {"docs/demo-drift-map": "drift-resid_post-repeated-map"}),
@@ -188,6 +190,9 @@ def export(run: str, exports: Exports, runs: Path, root: Path) -> list[str]:
             ) == 0
             if done and run == "demo":
                 demo_numbers(kind, Path(scratch), root / "docs")
+            if done and run == GEMMA:
+                levels = Path(scratch) / "drift-resid_post-repeated-levels.csv"
+                write_numbers(root / "docs" / "gemma3-drift", of_drift(levels, {}))
             for picture, name in pictures.items():
                 if done:
                     shutil.copyfile(Path(scratch) / f"{name}.png", root / f"{picture}.png")
