@@ -91,7 +91,8 @@ def main() -> None:
     lines = [
         "# The host's time for a decoded token", "",
         f"`python benchmarks/host.py`: what a method adds to stock's {np.median(stock):.3f} ms a layer, with kernels",
-        f"that do nothing; median of {ROUNDS} rounds [quartiles], one thread, {LENGTH} tokens, M = {LENGTH // 8}.", "",
+        f"that do nothing, on one thread of a CPU. Median of {ROUNDS} rounds [quartiles];",
+        f"{LENGTH} tokens, M = {LENGTH // 8}.", "",
         f"| {' | '.join(METHODS)} |", f"|{'---|' * len(METHODS)}", f"| {' | '.join(cells)} |",
     ]  # fmt: skip
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -40,7 +40,7 @@ from theory.report import curves
 
 ROOT = Path(__file__).parents[1]
 RESEARCH = ROOT / "research"
-GEMMA = str(RESEARCH / "gemma3" / "run")
+GEMMA = str(RESEARCH / "gemma3" / "run")  # absolute, so not below RUNS
 Exports = tuple[tuple[str, str, dict[str, str]], ...]
 REGION = "origin_dynamic-ntk_mesa-layers2-3-positions7168-16383"
 EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and which file is which picture

@@ -273,11 +273,11 @@ class Attachment:
         key = (path, structure.requested_kind(module, args, kwargs))
         running.placed.add(key)
         positions = running.cached if running.padded else running.cached[:1]
-        given = structure.with_positions(module, args, kwargs, positions)
+        arguments = structure.with_positions(module, args, kwargs, positions)
         if not (self._frozen[key].by_length and len(running.groups) > 1):
-            return self._rotary_output(key, running.groups[:1], given)
+            return self._rotary_output(key, running.groups[:1], arguments)
         parts = [  # each group chooses its frequencies by its own length
-            self._rotary_output(key, [group], _of_rows(given, group.rows)) for group in running.groups
+            self._rotary_output(key, [group], _of_rows(arguments, group.rows)) for group in running.groups
         ]
         joined = tuple(part.new_zeros(len(running.cached), *part.shape[1:]) for part in parts[0])
         for group, part in zip(running.groups, parts, strict=True):
@@ -285,7 +285,7 @@ class Attachment:
                 into[group.rows] = some
         return joined
 
-    def _rotary_output(self, key: Any, groups: list[passes.RowGroup], given: dict[str, Any]) -> Any:
+    def _rotary_output(self, key: Any, groups: list[passes.RowGroup], arguments: dict[str, Any]) -> Any:
         """What the model's rotary module gives: as on its first text, or with the frequencies of the first group."""
         with self._lock:
             if self.method.uses_model_rope:
@@ -300,13 +300,13 @@ class Attachment:
                     assert rotation is not None
                     module.inv_freq = rotation.frequencies.clone()  # `settle` writes into it
             inner = module.module if key[1] else module
-            states = next(states for states in given.values() if isinstance(states, Tensor))
+            states = next(states for states in arguments.values() if isinstance(states, Tensor))
             apart = {
                 name: value.to(states.device)
-                for name, value in given.items()
+                for name, value in arguments.items()
                 if isinstance(value, Tensor) and value.device != states.device
             }
-            return inner(**{**given, **apart})
+            return inner(**{**arguments, **apart})
 
     def mask(self, *args: Any, **kwargs: Any) -> passes.ForwardPass | None:
         """What the model's layers are passed in the mask's place: the pass; the plan masks, padding included."""
@@ -655,9 +655,9 @@ def _padded(
     return output, weights
 
 
-def _of_rows(given: dict[str, Any], rows: Tensor) -> dict[str, Any]:
+def _of_rows(arguments: dict[str, Any], rows: Tensor) -> dict[str, Any]:
     """A rotary module's arguments for some rows of the batch."""
-    return {name: value[rows] if isinstance(value, Tensor) else value for name, value in given.items()}
+    return {name: value[rows] if isinstance(value, Tensor) else value for name, value in arguments.items()}
 
 
 def attachment_of(model: PreTrainedModel) -> Attachment | None:

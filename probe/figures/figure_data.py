@@ -220,9 +220,7 @@ class Chart:
             f"{panel.title.capitalize()}: {panel.outside}." for panel in self.panels if self.crosshair and panel.outside
         ]
         if any(line.is_long for panel in self.panels for line in panel.lines):
-            notes.append(
-                f"Lines of more than {DRAWN} values without an interval show the lowest and highest of each block."
-            )
+            notes.append(f"Long lines (over {DRAWN} values, no interval) show each block's lowest and highest value.")
         return " ".join([*(panel.seen for panel in self.panels if panel.seen), *notes])
 
 

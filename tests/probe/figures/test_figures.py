@@ -75,7 +75,7 @@ def test_lines_of_more_values_than_a_screen_shows_are_drawn_by_the_extremes_of_b
     tokens = tuple(map(str, range(100_000)))
     lines = [Line(name, x, y, *style(name), tokens=tokens) for name, y in zip(("origin", "mesa"), values, strict=True)]
     chart = Chart("", (Panel("", "", "", tuple(lines), y_range=(-9.0, 9.0)),))
-    assert chart.seen == "Lines of more than 8192 values without an interval show the lowest and highest of each block."
+    assert chart.seen == "Long lines (over 8192 values, no interval) show each block's lowest and highest value."
     drawn = interactive.draw(chart).data
     kept = np.asarray(drawn[0].x, int)
     assert {0, 500, 30_000, 70_000, 99_999} <= set(kept.tolist())
