@@ -45,6 +45,8 @@ from mesa.support import unfit
 FOLDER = Path(__file__).parent / "results"
 LIMITS = {"prefill launches": 60, "decode launches": 2, "extra": 0.5, "copies": 0, "transfers": 0}
 """Of a layer; `extra` and `copies` in bytes of all keys and values, for prompt and token alike."""
+EXTRA_BYTES = 40 * 2**20
+"""That `extra` may always be: half of the keys and values of a short prompt is little."""
 
 MODELS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "llama-3-8b": (
@@ -58,6 +60,12 @@ MODELS: dict[str, tuple[Any, dict[str, Any], int]] = {
         {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128,
          "intermediate_size": 11008, "vocab_size": 32000},
         4096,
+    ),
+    "qwen3-0.6b": (
+        Qwen3Config,
+        {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+         "intermediate_size": 3072, "vocab_size": 151936, "rope_theta": 1000000.0},
+        2048,
     ),
     "qwen3-32b": (
         Qwen3Config,
@@ -158,9 +166,7 @@ def counted(device: Device, model: Any, method: Any, length: int, rows: int = 1)
 
 def row(model: str, method: Any, length: int, counts: dict[str, list[Counts]], rows: int = 1) -> dict[str, Any]:
     """A method's row: of launches the most of a layer, of all else the most of prompt and token. rows: of the batch."""
-    config = config_of(model)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    size = rows * 2 * 2 * config.num_key_value_heads * dim * length  # keys and values, bfloat16
+    size = rows * size_of(model, length)
     result: dict[str, Any] = {"method": method.name}
     for phase, layers in counts.items():
         result[f"{phase} launches"] = max(layer.launches for layer in layers[DEPTH // 2 :])
@@ -171,9 +177,17 @@ def row(model: str, method: Any, length: int, counts: dict[str, list[Counts]], r
     return result
 
 
-def over(row: dict[str, Any]) -> list[str]:
-    """The columns of a row that are over the limits."""
-    limits = {column: LIMITS.get(column, LIMITS.get(column.partition(" ")[2])) for column in row if column != "method"}
+def size_of(model: str, length: int) -> int:
+    """Bytes of all keys and values of a text, bfloat16."""
+    config = config_of(model)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * 2 * config.num_key_value_heads * dim * length
+
+
+def over(row: dict[str, Any], size: int) -> list[str]:
+    """The columns of a row that are over the limits. size: bytes of all keys and values."""
+    bars = LIMITS | {"extra": max(LIMITS["extra"], EXTRA_BYTES / size)}
+    limits = {column: bars.get(column, bars.get(column.partition(" ")[2])) for column in row if column != "method"}
     return [column for column, limit in limits.items() if limit is not None and row[column] > limit]
 
 
@@ -198,7 +212,7 @@ def page(name: str, length: int, table: list[dict[str, Any]]) -> str:
     columns = list(table[0])
     lines = [columns, ["---"] * len(columns)]
     for row in table:
-        wrong = over(row)
+        wrong = over(row, size_of(name, length))
         lines.append([f"**{row[column]}**" if column in wrong else str(row[column]) for column in columns])
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     limits = "; ".join(f"{column} {limit}" for column, limit in LIMITS.items())
@@ -207,7 +221,8 @@ def page(name: str, length: int, table: list[dict[str, Any]]) -> str:
         "Counted without a GPU (benchmarks/budgets.py), bfloat16, one prompt and one token after it. Launches: the "
         "most of a layer,\nonce its plan is laid out. Extra: the peak of memory beside queries, keys, values and "
         "output; copies: keys and values\ncopied; both as shares of all keys and values. Transfers to the host: after "
-        f"the first layer.\n\nLimits: {limits}. Over them: bold.\n\n{body}\n"
+        f"the first layer.\n\nLimits: {limits}; extra of {EXTRA_BYTES >> 20} MiB always fits. Over them: bold.\n\n"
+        f"{body}\n"
     )
 
 
@@ -228,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         named = "" if (options.model, options.length) == ("llama-3-8b", 32768) else f"-{options.model}-{options.length}"
         (options.out / f"budgets{named}.json").write_text(json.dumps(table, indent=1) + "\n")
         (options.out / f"budgets{named}.md").write_text(text)
-    return sum(bool(over(row)) for row in table)
+    return sum(bool(over(row, size_of(options.model, options.length))) for row in table)
 
 
 if __name__ == "__main__":

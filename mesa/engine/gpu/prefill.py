@@ -5,8 +5,8 @@ are done from the last ones on, in blocks so large that little new memory is nee
 on shapes; `make test-gpu` tests it on a GPU.
 
 Why blocks are searched for (`_Planner._ranges`), and not of one size: counted on the shapes of Llama-3-8B for a prompt
-of 32768 tokens, in launches and in new memory as a share of all keys and values, the search takes 28 and 0.27 for
-ReRoPE, 42 and 0.26 for Stair PE. Eight even blocks take 40 and 0.38, 48 and 0.45; six take 30 and 0.49, 36 and 0.74.
+of 32768 tokens, in launches and in new memory as a share of all keys and values, the search takes 25 and 0.32 for
+ReRoPE, 36 and 0.31 for Stair PE. Eight even blocks take 40 and 0.38, 48 and 0.45; six take 30 and 0.49, 36 and 0.74.
 Blocks of a third of what is left, an eighth of the prompt at least, take 30 and 0.32, 36 and 0.74. One block takes 17
 and 2.04 for ReRoPE. benchmarks/blocks.py counts this again.
 """
@@ -46,8 +46,8 @@ _MEMORY_SHARES = (0.2, 0.3, 0.415)
 _KEY_PIECES = 4
 """Of all keys, where they are rotated a piece at a time."""
 
-_SMALL_BYTES = 2**23
-"""New memory that is little at any length (bytes)."""
+_SMALL_BYTES = 2**25
+"""New memory that is little at any length (bytes): as much as the hidden states of 8192 tokens of 2048 dims."""
 
 _QUERIES_UNIT = 64
 """Queries of a block (tokens): a multiple of them, or of a 128th of all that are left."""

@@ -17,8 +17,8 @@ from mesa.support import unfit
 LENGTH = 32768
 QUICK = {
     "llama-3-8b": {"origin", "rerope", "yarn", "dca", "lampe", "streaming-llm", "stair", "mesa"},
-    "llama-2-7b": {"yarn"}, "qwen3-32b": {"rerope"}, "gemma-2-27b": {"dca"}, "gpt-oss-20b": {"stair"},
-    "hunyuan-7b": {"stair"},
+    "llama-2-7b": {"yarn"}, "qwen3-0.6b": set(), "qwen3-32b": {"rerope"}, "gemma-2-27b": {"dca"},
+    "gpt-oss-20b": {"stair"}, "hunyuan-7b": {"stair"},
 }  # fmt: skip
 """What is counted in the quick suite, by model: plans that differ, and the cells nearest to a limit."""
 
@@ -72,7 +72,17 @@ def cells():
 @pytest.mark.parametrize(("model", "name"), list(cells()))
 def test_a_layer_stays_within_its_budget(model, name, row_of):
     row = row_of(model, make(name, budgets.MODELS[model][2]))
-    assert not budgets.over(row), row
+    assert not budgets.over(row, budgets.size_of(model, LENGTH)), row
+
+
+@pytest.mark.parametrize(("name", "launches"), [("rerope", 17), ("stair", 18)])
+def test_a_short_prompt_is_one_block(name, launches, device, models):
+    method = make(name, 2048)
+    with on_paper(device):
+        counts = budgets.counted(device, models("qwen3-0.6b"), method, 8192)
+    row = budgets.row("qwen3-0.6b", method, 8192, counts)
+    assert row["prefill launches"] <= launches
+    assert not budgets.over(row, budgets.size_of("qwen3-0.6b", 8192)), row
 
 
 def padded():
@@ -86,8 +96,8 @@ def padded():
 def test_rows_of_different_padding_take_the_launches_of_one_text(name, row_of):
     """A set of launches a row was eight times as many, and gathering the output twice the memory of keys and values."""
     one, padded = (row_of("llama-3-8b", make(name, 8192), batch) for batch in (1, 8))
-    assert not budgets.over(padded), padded
-    assert padded["prefill launches"] <= one["prefill launches"]
+    assert not budgets.over(padded, 8 * budgets.size_of("llama-3-8b", LENGTH)), padded
+    assert padded["prefill launches"] <= 1.3 * one["prefill launches"]  # one may use a larger share in fewer blocks
     assert padded["decode launches"] == one["decode launches"] == 2
     assert padded["decode extra"] <= one["decode extra"] + 0.01
 
@@ -97,7 +107,7 @@ def test_rows_of_different_padding_take_the_launches_of_one_text(name, row_of):
 )
 def test_a_method_in_some_heads_stays_within_the_budget_of_all(name, row_of):
     row = row_of("llama-3-8b", make(name, 8192, heads=dict.fromkeys(range(budgets.DEPTH), (0, 3, 17))))
-    assert not budgets.over(row), row
+    assert not budgets.over(row, budgets.size_of("llama-3-8b", LENGTH)), row
 
 
 def test_launches_bytes_copies_and_transfers_are_counted():
