@@ -29,9 +29,11 @@ def check_config(config: Any) -> None:
         if not is_rotary(kind) and (mpt is None or mpt.alibi):
             return
         rotary = any(word in name for name in vars(config) for word in ("rope", "rotary", "mamba"))
-        if is_rotary(kind) and rotary:
+        attends = getattr(config, "num_attention_heads", 0) or hasattr(config, "per_layer_config")
+        if is_rotary(kind) and rotary and attends:
             return
         reason = "it has no rotary embeddings and no ALiBi, so no distances to change"
+        reason = reason if attends else "its config names no attention heads, so there are no distances to change"
     raise Refused(f"model type {kind!r} is not supported: {reason}")
 
 
@@ -192,7 +194,9 @@ def as_trained_text(windows: Mapping[int, int], trained_length: int) -> str:
     parts = [f"{layers_text(layers)} ({size} tokens seen)" for size, layers in sorted(sizes.items())]
     if not parts:
         return ""
-    return f"{' and '.join(parts)} stay as trained under every method: no distance there reaches M = {trained_length}"
+    one = sum(map(len, sizes.values())) == 1
+    stay = "stays" if one else "stay"
+    return f"{' and '.join(parts)} {stay} as trained under every method: no distance there reaches M = {trained_length}"
 
 
 def layers_text(layers: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ Each line was read in the source of the version that it names (`CHECKED`). What 
 import copy
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
@@ -315,7 +316,7 @@ def _more(method: Method, config: Any) -> dict[str, Any]:
 def _servers(config: Any, rope: Mapping[str, Any], positions: int, length: int, model: str) -> dict[str, str]:
     """vLLM's and SGLang's commands for these rotary parameters; SGLang's only where all layers share them."""
     keys = json.dumps({"rope_parameters": rope, "max_position_embeddings": positions})
-    commands = {"vLLM": f"vllm serve {model} --max-model-len {length} --hf-overrides '{keys}'"}
+    commands = {"vLLM": f"vllm serve {shlex.quote(model)} --max-model-len {length} --hf-overrides '{keys}'"}
     if not any(isinstance(part, Mapping) for part in rope.values()):
         commands["SGLang"] = _sglang(model, length, keys)
     return commands
@@ -323,7 +324,7 @@ def _servers(config: Any, rope: Mapping[str, Any], positions: int, length: int, 
 
 def _sglang(model: str, length: int, keys: str) -> str:
     return (
-        f"python -m sglang.launch_server --model-path {model} --context-length {length} "
+        f"python -m sglang.launch_server --model-path {shlex.quote(model)} --context-length {length} "
         f"--json-model-override-args '{keys}'"
     )
 
@@ -366,13 +367,15 @@ def _as_is(method: Method, config: Any, length: int, model: str) -> dict[str, An
 
 
 def _plain(config: Any, length: int, model: str) -> dict[str, str]:
-    keys = json.dumps({"max_position_embeddings": length})
-    longer = length > config.max_position_embeddings
+    # the key under which a config states its length, with ALiBi too
+    stated = next((key for key in ("max_position_embeddings", "max_seq_len", "seq_length") if hasattr(config, key)), "")
+    keys = json.dumps({stated: length})
+    longer = bool(stated) and length > (getattr(config, stated) or 0)
     return {
-        "vLLM": f"vllm serve {model} --max-model-len {length}" + f" --hf-overrides '{keys}'" * longer,
+        "vLLM": f"vllm serve {shlex.quote(model)} --max-model-len {length}" + f" --hf-overrides '{keys}'" * longer,
         "SGLang": _sglang(model, length, keys)
         if longer
-        else f"python -m sglang.launch_server --model-path {model} --context-length {length}",
+        else f"python -m sglang.launch_server --model-path {shlex.quote(model)} --context-length {length}",
         "llama.cpp": f"llama-server -m MODEL.gguf -c {length}",
     }
 

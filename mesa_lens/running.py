@@ -89,7 +89,8 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
         print_continues(options, f"{results.failed} cells failed")
     elif results.left:
         over = f"{minutes:g} minutes are over, " if minutes else ""
-        print_continues(options, f"{over}{results.left} tasks are left")
+        of_tasks = "task is" if results.left.split()[-1] == "1" else "tasks are"
+        print_continues(options, f"{over}{results.left} {of_tasks} left")
     if options.json:
         print(json_text(results.summary) if isinstance(results.summary, dict) else result_text(results.summary))
     elif results.text:

@@ -26,12 +26,12 @@ def wilson(hits: float, count: int, z: float = _Z) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def tally(hits: float, count: int, things: str = "") -> str:
-    """How many of how many, with Wilson's 95% interval of the share, such as '9 of 10 [60%, 98%]'; of 0 without one."""
+def tally(hits: float, count: int, things: str = "", z: float = _Z) -> str:
+    """How many of how many, with the share's interval as of `wilson`, such as '9 of 10 [60%, 98%]'; of 0 without."""
     counted = f"{hits:.0f} of {count}{things and f' {things}'}"
     if not count:
         return counted
-    low, high = wilson(hits, count)
+    low, high = wilson(hits, count, z)
     return f"{counted} [{low:.0%}, {high:.0%}]"
 
 

@@ -232,5 +232,6 @@ def times_of_m(stated: StatedWindow | None, *lengths: int) -> str:
     """Lengths as multiples of the trained length M, such as '2 to 3x M'; empty where M is in doubt."""
     if stated is None or stated.is_doubtful:
         return ""
-    ends = dict.fromkeys(f"{length / stated.stated:.2g}" for length in lengths)
+    multiples = [length / stated.stated for length in lengths]
+    ends = dict.fromkeys(f"{times:.2g}" if times < 10 else f"{times:.0f}" for times in multiples)
     return f"{' to '.join(ends)}x M"

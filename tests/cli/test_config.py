@@ -35,6 +35,18 @@ def served_logits(model, keys, ids):
         return stock(ids, use_cache=False).logits
 
 
+@pytest.mark.parametrize("name", ["origin", "crop"])
+def test_a_model_without_stated_positions_is_served_as_it_is(name, capsys):
+    assert main(["config", name, "--model", "alibi", "--length", "1000"]) == 0
+    assert "--max-model-len" in capsys.readouterr().out
+
+
+def test_a_folder_with_a_blank_is_quoted():
+    model = families.shared("llama")
+    commands = serving(mesa.make("origin", trained_length=M), model.config, 2 * M, "my model").commands
+    assert all("my model" in shlex.split(commands[server]) for server in ("vLLM", "SGLang"))
+
+
 def test_a_length_is_required(capsys):
     assert main(["config", "pi"]) == 2
     assert "arguments are required: --length; see" in capsys.readouterr().err

@@ -114,12 +114,12 @@ def test_an_estimate_offers_half_an_hour_only_where_that_is_not_refused(full, tm
 
 
 def test_other_options_are_refused_before_the_model_is_loaded(staged, speed, capsys):
-    command, out, _ = staged
+    command = staged[0]
     measured = len(speed)
     refused = {
-        ("5", "--length", "3000"): f"the run in {out} measures up to ",
         ("4",): "another samples (5 there, 4 now)",
         ("0", "--minutes", "1"): "--minutes 1 with --samples 0",
+        ("5", "--minutes", "1", "--refine", "3"): "--refine 3 with --minutes 1",
     }
     for (samples, *more), text in refused.items():
         capsys.readouterr()
@@ -139,14 +139,29 @@ def test_stages_are_measured_reported_and_gone_on_with(staged, tmp_path, capsys)
     assert summary["level"]["looks"] == [5]
     assert attributes(out)["longest"] == 320
     first = rows(out)
-    assert main(command) == 0  # a run in stages stays one, without --minutes too
+    capsys.readouterr()
+    assert main([*command, "--length", "3000"]) == 0  # a run in stages stays one, without --minutes too
+    assert "measures up to 320 tokens, as the run in" in capsys.readouterr().err
     assert rows(out)[: len(first) - 1] == first[: len(first) - 1]
     assert attributes(out)["longest"] == 320
     assert open_run(out).hidden.data_vars  # nothing else was left: hidden states are captured
     assert status_of(out).state == "finished"
     capsys.readouterr()
     assert main(command) == 0
-    assert "finished already" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "finished already" in printed.err
+    assert f"report: {out / 'report.html'}" in printed.out
+    for methods in ("origin,rerope,mesa", "origin"):  # its hidden states are of two
+        assert main([methods if word == "origin,rerope" else word for word in command]) == 2
+        assert "method_configs differs" in capsys.readouterr().err
+
+
+def test_a_run_without_states_goes_on_with_fewer_methods(staged, tmp_path, speed, monkeypatch):
+    monkeypatch.setattr("probe.commands.probe.run._Run.captured", lambda self, tokens: None)
+    command, out = [*staged[0][:-1], str(tmp_path / "run")], tmp_path / "run"
+    assert main([*command, "--minutes", "0.3"]) == 0
+    assert main(["origin" if word == "origin,rerope" else word for word in command]) == 0
+    assert [row["method"] for row in json.loads((out / "summary.json").read_text())["methods"]] == ["origin"]
 
 
 def test_a_report_of_a_run_that_ended_before_its_first_store_says_how_to_go_on(staged, tmp_path, capsys):
@@ -154,6 +169,9 @@ def test_a_report_of_a_run_that_ended_before_its_first_store_says_how_to_go_on(s
     capsys.readouterr()
     assert main(["report", str(tmp_path)]) == 2
     assert "no store yet; the same `mesa-lens probe` continues" in capsys.readouterr().err
+    (line,) = status_of(tmp_path).resume.values()
+    assert line.startswith("mesa-lens probe --model=")
+    assert "--methods=origin,rerope" in line
 
 
 def test_hidden_states_that_a_killed_run_captured_come_into_the_report(model, tmp_path, speed, monkeypatch):

@@ -9,7 +9,7 @@ from mesa.settings import fitting_methods
 from probe import evaluation
 from probe.commands.anatomy import run as anatomy
 from probe.commands.locate import run as locating
-from probe.commands.probe.plan import ProbeRequest, plan, provenance
+from probe.commands.probe.plan import ProbeRequest, default_lengths, plan, provenance
 from probe.commands.probe.run import prepare
 from probe.commands.readout import plan as readout
 
@@ -72,6 +72,7 @@ def test_lengths_too_short_for_a_prompt_are_left_out_of_a_default_alone(capsys):
     assert planned.lengths == (128, 192, 256, 384, 512)
     line = "left out: --lengths 64: length=64 is below the task's fixed text of 66 tokens"
     assert line in capsys.readouterr().err
+    assert default_lengths(256, 380) == [128, 256, 380]  # something beyond M, where no multiple fits
     prepare(planned)
     with pytest.raises(ValueError, match=r"64 is below the task's fixed text .*\(--lengths\)"):
         prepare(plan(ProbeRequest(trained_length=128, lengths=(64, 128))))

@@ -143,16 +143,16 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
     check_prompts(length, 1 + request.texts, "--length")
     if longest and request.texts == ProbeRequest.texts:
         request = replace(request, texts=0)
-    if request.lengths is not None:
-        lengths = request.lengths
-    elif longest:
+    if longest:
         lengths = position_lengths(trained_length, longest)
+    elif request.lengths is not None:
+        lengths = request.lengths
     else:
         lengths = _default_lengths(request, trained_length, length)
     request, length = _stored_by_default(request, config, trained_length, length, by_default=0 if longest else None)
     if request.samples:
         if not longest or request.lengths is not None:
-            check_lengths(lengths, trained_length)
+            check_lengths(request.lengths or lengths, trained_length)
         check_prompts(max(lengths), request.samples)
     kept = request.spec.resolve(config, length)
     if others := [hook for hook in request.spec.hooks if hook not in OF_LAYERS]:
@@ -237,7 +237,11 @@ def _default_lengths(request: ProbeRequest, trained_length: int, longest: int) -
     inside = [length for length in lengths if length <= trained_length]
     short = {length: reason for length in inside if (reason := unfit_length([PASSKEY], tokenizer, length, setting))}
     if trained_length in short:
-        raise Refused(f"{short[trained_length]}; at M = {trained_length} give --samples 0: no failure is measured")
+        in_time = f"--minutes 5 --lengths {','.join(str(times * trained_length) for times in (1, 2, 4))}"
+        raise Refused(
+            f"{short[trained_length]}; at M = {trained_length} give {in_time}, which measures failure by loss alone, "
+            "or --samples 0: none is measured"
+        )
     warn_skipped({str(length): reason for length, reason in short.items()})
     return tuple(length for length in lengths if length not in short)
 
@@ -306,7 +310,7 @@ def provenance(plan: ProbePlan) -> JsonObject:
         **({"first_token": plan.first_token} if plan.first_token else {}),
         **({"period": plan.period} if plan.period > 1 else {}),
         "text": str(request.text or SHIPPED_TEXT),
-        "lengths": json.dumps(plan.lengths if request.samples else []),
+        "lengths": json.dumps((request.lengths or plan.lengths) if request.samples else []),
         "refine": plan.refine,
         **({"stages": 1, "longest": plan.longest} if plan.longest else {}),
         "versions": json.dumps({package: version(package) for package in _PACKAGES}),
@@ -321,8 +325,9 @@ MULTIPLES = (0.5, 1, 1.5, 2, 3, 4, 6, 8)
 
 
 def default_lengths(trained_length: int, longest: int) -> list[int]:
-    """`MULTIPLES` of M that hold a tail and its context, up to `longest` tokens."""
+    """`MULTIPLES` of M that hold a tail and its context, up to `longest` tokens, and `longest` if none is beyond M."""
     lengths = [int(trained_length * multiple) for multiple in MULTIPLES if trained_length * multiple <= longest]
+    lengths += [longest] if lengths[-1:] == [trained_length] and longest > trained_length else []
     return [length for length in lengths if length >= 2 * tail_tokens(trained_length)]
 
 
@@ -398,8 +403,9 @@ class FailureByLength(Evaluation):
         return {name: value for name, value in super().settings.items() if name not in self.not_compared}
 
     @property
-    def request(self) -> None:
+    def request(self) -> dict[str, list[str]] | None:
         """Nothing: the store has the probe's."""
+        return None
 
     def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """The plan's, then those of the next further length."""

@@ -327,18 +327,21 @@ def stages_of(plan: ProbePlan, documents: Sequence[np.ndarray]) -> Stages:
     setting, trained = evaluation.setting, plan.trained_length
     texts = len(score.text_windows(documents, max(setting.lengths), setting.samples, tail_tokens(trained)))
     has_passkey = passkey_check(tokenizer_of(request.model, **request.source), evaluation)
-    lengths = candidates(plan.lengths, trained, request.lengths is not None)
+    lengths = candidates(request.lengths or plan.lengths, trained, request.lengths is not None)
     reference = reference_method(list(plan.methods))
-    return Stages(evaluation, reference, lengths, texts, request.not_compared, has_passkey)
+    return Stages(evaluation, reference, lengths, texts, request.not_compared, has_passkey, recorded(request))
 
 
-def longest_that_fits(plan: ProbePlan, speed: Speed, seconds: float) -> int:
-    """The longest length at which the stages up to the methods' take at most `_SHARE` of the seconds.
+def longest_that_fits(plan: ProbePlan, speed: Speed, minutes: float, spent: float) -> int:
+    """The longest length at which the stages up to the methods' take at most `_SHARE` of what is left of the minutes.
 
     Of 1.25 to 8 M, up to --length, that the texts and the memory hold; of --lengths the longest. At least up to 2 M
     where one pass is short: methods are compared where Origin's loss rises, before the longest length. Where neither
     fits, the shortest beyond M, if the pass by position and two texts at M fit. Raises Refused where these do not.
+
+    spent: seconds of the minutes.
     """
+    seconds = 60 * minutes - spent
     request, trained = plan.request, plan.trained_length
     documents = _documents(plan)
     if request.lengths is not None:
@@ -349,7 +352,10 @@ def longest_that_fits(plan: ProbePlan, speed: Speed, seconds: float) -> int:
         if request.length and request.length <= most:
             lengths = sorted({*lengths, int(request.length)})
     if not lengths:
-        raise Refused(f"the text has {sum(map(len, documents))} tokens, too few for prompts beyond M = {trained}")
+        raise Refused(
+            f"the text has {sum(map(len, documents))} tokens, too few for prompts beyond M = {trained}; "
+            f"pass a longer --text, of {int(_LEAST * trained)} at least"
+        )
     from mesa.device import free_bytes
 
     free, number = free_bytes(request.load.get("device") or "cpu"), bytes_a_number(plan.config, request.load)
@@ -367,14 +373,14 @@ def longest_that_fits(plan: ProbePlan, speed: Speed, seconds: float) -> int:
     if least > seconds:
         raise Refused(
             f"one pass over {lengths[0]} tokens and two over M = {trained} take about {format_seconds(least)} here, "
-            f"and do not fit {seconds / 60:g} minutes; take --minutes {np.ceil(1.2 * least / 60):.0f}"
+            f"and do not fit {minutes:g} minutes; take --minutes {np.ceil((1.2 * least + spent) / 60):.0f}"
         )
     return lengths[0]
 
 
 def _nominal(plan: ProbePlan, longest: int, documents: Sequence[np.ndarray], speed: Speed) -> tuple[float, float]:
     """Seconds of the nominal stages at a longest length, and of the least that tells anything."""
-    lengths = plan.request.lengths or position_lengths(plan.trained_length, longest)
+    lengths = position_lengths(plan.trained_length, longest)
     stages = stages_of(replace(plan, lengths=lengths, longest=longest), documents)
     tasks = stages.nominal()
     level = [task for task in tasks if task.key[1:] == (stages.reference, plan.trained_length)]
@@ -400,11 +406,13 @@ def estimate_stages(plan: ProbePlan, out: Path, *, overwrite: bool) -> Estimate:
     rows = {} if overwrite else stages_of(plan, _documents(plan)).open_journal(out).rows
     passes = stage_passes(plan)
     there = sum(len(row.get("scores", ())) for row in rows.values())
+    looks = looks_of(plan.request.samples)
+    more = ", more where the interval leaves failure open" if len(looks) > 1 else ""
     done = f"\n{there} scores are in {out} already; the time is of a run from the start" if there else ""
     return (
         f"in stages: {'; '.join(STAGES)}; hidden states of {len(plan.prompts)} prompt, {plan.length} tokens\n"
         f"lengths from M = {plan.trained_length} to {plan.longest} tokens; texts and passkeys at a length: "
-        f"{' or '.join(map(str, looks_of(plan.request.samples)))}, more where the interval leaves failure open\n"
+        f"{' or '.join(map(str, looks))}{more}\n"
         f"up to the methods at M, around the bracket and at {plan.longest} tokens: {sum(passes.values()):,.0f} passes"
         f"{done}"
     ), passes
@@ -441,14 +449,19 @@ def run_stages(
         journal = stages.open_journal(out)
         with _resumable(out, overwrite):
             run = _Run(plan, out, by, stages, layout, journal, pool, until)
+            run.check_states()
             summary = run.measured()
             summary = run.captured(stored_tokens(plan, tokens)) or summary
     text, left = f"model {plan.request.model}, trained length M = {plan.trained_length} tokens", run.left
     if summary is None:
-        return CommandResult({}, f"{text}\n\n{stages.position_text(journal.rows) or 'nothing is measured'}.", 0, left)
+        told = stages.position_text(journal.rows)
+        ends, losses = (array.tolist() for array in stages.by_position(journal.rows))
+        by_position = {"by_position": {"text": told, "position": ends, "nll": losses}} if told else {}
+        return CommandResult(by_position, f"{text}\n\n{told or 'nothing is measured'}.", 0, left)
     if not (left or run.begun):
         warn_finished(out)
-    return CommandResult(summary, f"{text}\n\n{terminal_text(summary)}\n\nwrote {out / 'report.html'}", 0, left)
+    wrote = f"{'wrote' if run.begun else 'report:'} {out / 'report.html'}"
+    return CommandResult(summary, f"{text}\n\n{terminal_text(summary)}\n\n{wrote}", 0, left)
 
 
 @dataclass
@@ -475,6 +488,11 @@ class _Run:
     def has_states(self) -> bool:
         """Whether the finished store holds hidden states."""
         return self.path.exists() and bool(reader.open_run(self.path).hidden.data_vars)
+
+    def check_states(self) -> None:
+        """FileExistsError where hidden states are stored, or begun, under other methods or on other prompts."""
+        if self.has_states or self._holds_passes():
+            store.find_store(self.path, self.layout)
 
     @property
     def left(self) -> str:
@@ -509,7 +527,8 @@ class _Run:
         passes, rows = self._uncaptured(), self.journal.rows
         self.stages.stage = STAGES[-1]
         is_last = not self.begun and self.stages.step(rows) is None
-        if self.has_states or not self.stages.is_telling(rows) or not (is_last or self._is_time(self.until, passes)):
+        ends = None if self.until is None else self.until - _WITH_STATES * self.report_s
+        if self.has_states or not self.stages.is_telling(rows) or not (is_last or self._is_time(ends, passes)):
             return None
         if not self._holds_passes() or store.find_store(self.path, self.layout) != reader.partial_path(self.path):
             store.create(self.path, self.layout, overwrite=True)
@@ -571,11 +590,13 @@ class _Run:
         return scores.assign_attrs(left=len(self.stages.tasks(self.journal.rows)), scores=self._scores)
 
     def _is_written(self) -> bool:
-        """Whether store and report are of all rows."""
+        """Whether store and report are of all rows, under the plan's methods."""
         if not self.path.exists() or run_summary(self.out) is None:
             return False
         evaluation = reader.open_run(self.path).evaluation
-        return evaluation is not None and evaluation.attrs.get("scores") == self._scores
+        if evaluation is None or evaluation["method"].values.tolist() != [*self.plan.methods]:
+            return False
+        return evaluation.attrs.get("scores") == self._scores
 
     def _write(self) -> Summary:
         """The store with all scores, and the report; hidden states that are there, or begun, stay."""
@@ -623,17 +644,19 @@ def plan_in_time(
     A run in the folder `out` keeps what it is, and its longest length. With an option that says how much, and without
     `minutes` or `may_stage`, all of the request is measured. Raises Refused where the time is too short for anything.
     """
-    there = {} if overwrite else RunFolder(out).settings
+    there, began = {} if overwrite else RunFolder(out).settings, time.monotonic()
+    if minutes is not None and request.refine:
+        raise Refused(
+            f"--refine {request.refine} with --minutes {minutes:g}: a run in stages narrows its brackets as long as "
+            "there is time; leave one of them out"
+        )
     if minutes is not None and not request.samples:
         raise Refused(f"--minutes {minutes:g} with --samples 0: nothing is measured; leave one of them out")
     limit = minutes or HALF_HOUR / 60
     if "stages" in there:
         longest, length = int(there["longest"]), request.length
         if length and length > longest:
-            raise Refused(
-                f"--length {length}: the run in {out} measures up to {longest} tokens, and does not grow; "
-                "give --overwrite or another --out"
-            )
+            say(f"measures up to {longest} tokens, as the run in {out} began; for {length} give --overwrite")
         planned = plan(request, rule, longest)
         estimate(planned, out, rule, overwrite=False)  # refused before the model is loaded
         return replace(planned, speed=_speed(planned, threads)), limit
@@ -646,24 +669,36 @@ def plan_in_time(
         speed = _speed(planned, threads)
         takes = seconds_of(passes, speed)
         if minutes is not None or takes > 60 * limit:
-            return _staged(request, rule, planned, speed, limit, takes), limit
+            spent = time.monotonic() - began if minutes is not None else 0.0
+            return _staged(request, rule, planned, speed, limit, takes, spent), limit
     for note in notes:
         say(note)
     return planned, None
 
 
 def _staged(
-    request: ProbeRequest, rule: RuleOptions, planned: ProbePlan, speed: Speed, minutes: float, takes: float
+    request: ProbeRequest,
+    rule: RuleOptions,
+    planned: ProbePlan,
+    speed: Speed,
+    minutes: float,
+    takes: float,
+    spent: float,
 ) -> ProbePlan:
-    """The plan of a run in stages that fits the minutes; takes: seconds of all of the request, `planned`."""
+    """The plan of a run in stages that fits the minutes, of which some seconds are spent.
+
+    takes: seconds of all of the request, `planned`.
+    """
     # the plan's request may have a --length of its own: what fits into the store by default
-    longest = longest_that_fits(replace(planned, request=request), speed, 60 * minutes)
+    longest = longest_that_fits(replace(planned, request=request), speed, minutes, spent)
     staged = replace(plan(request, rule, longest), speed=speed)
     stated = any(getattr(request, name) != getattr(ProbeRequest, name) for name in AMOUNT_FIELDS)
     full = "the request" if stated else "all that is measured by default"
     first = seconds_of(stage_passes(staged), speed)
     until = f"about {format_seconds(first)} until all methods are measured there"
-    more = "the same command goes on" if first > 60 * minutes else "then more texts, passkeys, narrower brackets"
+    more = (
+        "the same command goes on" if first > 60 * minutes - spent else "then more texts, passkeys, narrower brackets"
+    )
     sys.stderr.write(
         f"{full} takes about {format_seconds(takes)} here; in stages, in {minutes:g} minutes: up to {longest} tokens, "
         f"{until}, {more}\n"

@@ -4,6 +4,7 @@ Every step asks for a number of prompts of some cells (task, method, length). A 
 is measured twice. What is next depends on the rows alone, so a run that was ended at any time goes on from them.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -75,7 +76,8 @@ class Stages(FailureByLength):
 
     reference: the method that the others are compared with. lengths: those that may be measured, ascending, M among
     them. texts: how many runs of text there are; as many passkeys are measured. has_passkey: whether there are passkey
-    prompts of a length. stage: `tasks` are those of the stages up to this one. fits: whether a task is begun.
+    prompts of a length. command: what the run was asked, as recorded. stage: `tasks` are those of the stages up to this
+    one. fits: whether a task is begun.
     """
 
     def __init__(
@@ -86,8 +88,10 @@ class Stages(FailureByLength):
         texts: int,
         not_compared: Sequence[str] = (),
         has_passkey: Callable[[int], bool] = lambda length: True,
+        command: dict[str, list[str]] | None = None,
     ) -> None:
         super().__init__(plan, 0, not_compared)
+        self.command = command
         self.reference, self.lengths, self.texts, self.has_passkey = reference, lengths, texts, has_passkey
         self.trained, self.longest = plan.setting.trained_length, max(lengths)
         self.looks, self._cache = looks_of(texts), dict[Any, tuple[str, ...]]()
@@ -100,14 +104,18 @@ class Stages(FailureByLength):
         """As for Experiment; a run in stages and another one do not go on from each other's rows."""
         return {**super().settings, "stages": 1}
 
+    @property
+    def request(self) -> dict[str, list[str]] | None:
+        """As for Experiment: until the first report there is no store that has it."""
+        return self.command
+
     def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
         """As for Experiment, and Refused for scores that are not those of their task."""
         journal = Experiment.open_journal(self, out, overwrite=overwrite)
         check_scores(journal, self.plan, equal=False)
-        for key in [
-            EvalKey(str(task), str(name), int(length)) for task, name, length in journal.rows
-        ]:  # a run may have ended between two rows
-            self._share(journal, key)
+        for task, name, length in [*journal.rows]:
+            if name in self.plan.methods:  # a run may have ended between two rows
+                self._share(journal, EvalKey(str(task), str(name), int(length)))
         return journal
 
     def is_needed(self, task: Task) -> bool:
@@ -342,6 +350,11 @@ class Stages(FailureByLength):
 
     def _rises(self, rows: JournalRows) -> int | None:
         """The first length that may be measured from which on the loss by position lies above the level; or None."""
+        _, end = self._rising(rows) or (0, math.inf)
+        return next((length for length in self.lengths if length >= end), None)
+
+    def _rising(self, rows: JournalRows) -> tuple[int, int] | None:
+        """Begin and end of the first bucket of positions beyond M from which on most lie above the level; or None."""
         ends, losses = self.by_position(rows)
         if not ends.size:
             return None
@@ -350,7 +363,9 @@ class Stages(FailureByLength):
         above = losses > level + NATS_ABOVE
         beyond = ends[(ends > self.trained) & above]
         lasting = [end for end in beyond if above[ends >= end].mean() > 0.5]
-        return next((length for length in self.lengths if lasting and length >= min(lasting)), None)
+        if not lasting:
+            return None
+        return max([self.trained, *ends[ends < min(lasting)]]), min(lasting)
 
     def by_position(self, rows: JournalRows) -> tuple[np.ndarray, np.ndarray]:
         """Ends of buckets of positions, and the loss in each, in one pass; both empty where it was not made."""
@@ -362,12 +377,9 @@ class Stages(FailureByLength):
         """Where the loss rises by position, in words; empty where it was not measured."""
         if not self.by_position(rows)[0].size:
             return ""
-        rises = self._rises(rows)
-        where = f"from about position {rises} on it is" if rises else "from no position on is it"
-        return (
-            f"Loss of {self.reference} by position, in one pass over {self.longest} tokens: {where} mostly more than "
-            f"{NATS_ABOVE} nats/token above that inside M"
-        )
+        rising, high = self._rising(rows), f"more than {NATS_ABOVE} nats/token above that inside M"
+        where = f"from about position {rising[0]} on it is mostly {high}" if rising else f"it never stays {high}"
+        return f"Loss of {self.reference} by position, in one pass over {self.longest} tokens: {where}"
 
     # What the rows tell
 

@@ -19,7 +19,7 @@ from probe.files import read_result
 from probe.glossary import about, explained, template, window
 from probe.options import head_name
 from probe.run_folder import REPORTED
-from probe.statistics import shown, tally
+from probe.statistics import confidence_of, shown, tally
 from probe.store.reader import StoredRun, open_run, store_mark
 from probe.store.result_file import Number, ResultFile, formerly, having, percent
 from probe.thresholds.failure import NLL, PASSKEY, Failure, PredictedFailure
@@ -538,7 +538,8 @@ def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
     unmeasured = [
         row for row in others if row.measured is None or row.longest_passing == row.measured.longest <= passing
     ]
-    missing = f"measured{f' beyond {passing} tokens' if passing else ''} yet"
+    beyond = f" beyond {passing} tokens" if passing and any(row.measured for row in others) else ""
+    missing = f"measured{beyond} yet"
     if len(unmeasured) == len(others):
         return f"No other method is {missing}."
     left = f"Not {missing}: {several(unmeasured)}." if unmeasured else ""
@@ -547,14 +548,18 @@ def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
     if not better:
         first = f"No method{' measured so far' if unmeasured else ''} fixes it"
         return _joined(f"{first}: none fails later than {name} ({counted(evidence)}).", left)
-    lasting = [row for row in better if row.failure.length is None]
+    unfailing = [row for row in better if row.failure.length is None]
+    longest = max((row.failure.longest for row in unfailing), default=0)
+    lasting = [row for row in unfailing if row.failure.longest == longest]
+    shorter = [f"{row.method} to {row.failure.longest}" for row in unfailing if row not in lasting]
     part = [row for row in better if row.failure.length is not None]
     unsure = reference.failure.high is None
     return _joined(
         f"Cannot tell whether there is anything to fix: {name} may not fail." if unsure else "",
         *(_lasting(evidence, lasting, reference, unsure) if lasting else ()),
         f"{several(part)} fail{verb(part)} later than {name}, {_fails(part)}." if part else "",
-        *against_truncation(evidence, others, lasting),
+        f"Not failing, but measured to shorter lengths alone: {listed(shorter)} tokens." if shorter else "",
+        *against_truncation(evidence, others, unfailing),
         _by_passkeys(evidence, lasting) if _advised(lasting, unsure) else "",
         left,
     )
@@ -708,7 +713,8 @@ def _below(less: Difference) -> str:
 def _fails(rows: MethodRows) -> str:
     """Where methods fail: one by one, or before the longest length where they are many."""
     if len(rows) > MAX_NAMED:
-        return f"all by {rows[0].failure.longest} tokens"
+        by = f"all by {max(row.failure.longest for row in rows)} tokens"
+        return by if all(row.failure.high for row in rows) else f"{by}, if ever"
     *texts, last = [row.failure.begins for row in rows]
     return listed([*(text.replace(" tokens", "") for text in texts), last])  # the unit once
 
@@ -765,7 +771,7 @@ def _alone(evidence: Evidence, measured: Failure) -> str:
         return f"Tail NLL is at chance, {texts}, and is not evaluated."
     if PASSKEY not in left:
         return f"Evaluated by {measured.evaluated_by[0]} alone." if len(measured.evaluated_by) == 1 else ""
-    counts = f"{tally(level.passkeys or 0, level.prompts['sample'])} found at {level.length} tokens"
+    counts = f"{_hits(level)} found at {level.length} tokens"
     scores = next(result.scores for result in evidence.methods if result.method == evidence.reference)
     more = [at for at, score in scores.items() if at != level.length and score.passkey >= MIN_ACCURACY]
     than = f", though half or more at {listed(more)}" if more else ""
@@ -800,8 +806,14 @@ def level(level: Level, name: str) -> str:
     prompts = level.prompts
     guess = "that of guessing is unknown" if level.guess is None else f"guessing gives {level.guess:z.2f}"
     texts = f"{level.tail_nll:z.2f} ({_number(prompts['window'], 'text')})"
-    hits = "" if level.passkeys is None else f"It finds {tally(level.passkeys, prompts['sample'], 'passkeys')} there."
+    hits = "" if level.passkeys is None else f"It finds {_hits(level, 'passkeys')} there."
     return _joined(f"At {level.length} tokens {name} has a tail NLL of {texts}; {guess}.", hits)
+
+
+def _hits(level: Level, things: str = "") -> str:
+    """Passkeys found inside M, with the interval that all looks share."""
+    looks = level.looks if isinstance(level, LevelByStages) else ()
+    return tally(level.passkeys or 0, level.prompts["sample"], things, confidence_of({"looks": looks}).z)
 
 
 def _unevaluated(evidence: Evidence, rows: MethodRows) -> list[str]:
@@ -812,7 +824,7 @@ def _unevaluated(evidence: Evidence, rows: MethodRows) -> list[str]:
     elif NLL in evidence.at_chance:
         left.append(f"{NLL} (at chance inside M)")
     if level and level.passkeys is not None and PASSKEY not in evidence.evaluated_by:
-        left.append(f"{PASSKEY} ({tally(level.passkeys, level.prompts['sample'])} found inside M)")
+        left.append(f"{PASSKEY} ({_hits(level)} found inside M)")
     if level and level.passkeys is None:  # of a run in stages, until each method has them
         left.append(f"{PASSKEY} (not measured, or not under every method)")
     if isinstance(evidence.drift, str):
@@ -1003,10 +1015,13 @@ def _following(evidence: Evidence) -> list[str]:
     names = evidence.follows_length
     if not names:
         return []
+    states = (
+        f"Hidden states and drift onsets here are those of prompts of {evidence.pass_length} tokens, not of shorter "
+        "ones; losses"
+    )
     return [
-        f"Under {listed(names)}, positions or frequencies depend on prompt length. Hidden states and drift onsets here "
-        f"are those of prompts of {evidence.pass_length} tokens, not of shorter ones; losses and passkeys are measured "
-        "at each length."
+        f"Under {listed(names)}, positions or frequencies depend on prompt length. "
+        f"{'Losses' if isinstance(evidence.drift, str) else states} and passkeys are measured at each length."
     ]
 
 

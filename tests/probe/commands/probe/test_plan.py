@@ -1,10 +1,12 @@
 """What a plan chooses where no option says it."""
 
+import json
+
 import pytest
 
 from probe.capture.spec import CaptureSpec
 from probe.commands.probe import ProbeRequest, plan as module
-from probe.commands.probe.plan import plan
+from probe.commands.probe.plan import plan, provenance
 
 
 def test_a_store_by_default_stays_below_its_bound_and_says_what_it_leaves_out(model, monkeypatch, capsys):
@@ -32,3 +34,9 @@ def test_what_an_option_names_is_stored_whatever_it_takes_and_that_is_said(model
     assert (planned.length, len(planned.kept.layers)) == (640, 3)
     size = f"the store takes about {planned.kept_bytes / 2**30:.1f} GiB; --layers, --positions or --store-dtype"
     assert size in capsys.readouterr().err
+
+
+def test_a_run_in_stages_reads_its_loss_by_position_every_quarter_of_m_whatever_lengths_are_stated():
+    planned = plan(ProbeRequest(methods="origin", lengths=(256, 1024)), 1024)
+    assert planned.lengths == tuple(range(64, 1025, 64))
+    assert json.loads(provenance(planned)["lengths"]) == [256, 1024]

@@ -1,6 +1,7 @@
 """Sentences of random results, read back: each number and claim in them is one of the table's."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import xarray as xr
 
 from probe.commands import Findings
-from probe.commands.probe.verdict import MAX_NAMED, listed, verdict
+from probe.commands.probe.verdict import MAX_NAMED, listed, verdict, what_fixes
 from probe.thresholds.analysis import level_of, scored
 from probe.thresholds.drift import DriftRule
 from probe.thresholds.failure import NLL, PASSKEY, measured_failure
@@ -222,6 +223,27 @@ def test_which_methods_are_advised_and_which_fail_later(results):
         if not lasting and not later:
             assert text.startswith("No method fixes it: none fails later than the unmodified model (")
             assert said_counts(text) == counts(result)
+
+
+def test_methods_measured_to_shorter_lengths_are_not_said_to_last_as_long(results):
+    shortened = 0
+    for result in results:
+        rows = result.verdict.rows
+        lasting = [row for row in rows if not row.is_reference and row.measured.length is None]
+        reference = next(row for row in rows if row.is_reference)
+        if len(lasting) < 2 or reference.measured.length is None or not reference.measured.evaluated_by:
+            continue
+        length = LENGTHS[-2]
+        if (reference.longest_passing or 0) >= length:
+            continue
+        measured = replace(lasting[0].measured, longest=length)
+        rows = [replace(row, measured=measured) if row is lasting[0] else row for row in rows]
+        text = what_fixes(result.summary, rows)
+        name = lasting[0].method
+        assert f"Not failing, but measured to shorter lengths alone: {name} to {length} tokens." in text
+        assert not re.search(rf"\b{name}\b", text.partition("Not failing, but")[0].partition(" later than ")[0])
+        shortened += 1
+    assert shortened
 
 
 def test_truncation_is_compared_as_the_table_has_it(results):

@@ -155,6 +155,15 @@ def test_cells_of_a_run_that_ended_between_two_rows_are_shared(simulated, tmp_pa
     assert ("nll", "rerope", 256) not in rows
 
 
+def test_loss_by_position_is_high_from_where_its_first_high_bucket_begins(simulated):
+    rows, stages = {}, Stages(simulated.evaluation, "origin", simulated.lengths, 20)
+    measure(stages, rows, simulated, np.zeros(20), stages.tasks(rows))
+    assert "from about position 256 on it is mostly more than" in stages.position_text(rows)
+    for row in rows.values():
+        row["scores"] = [{**score, "value": 2.0} for score in row["scores"]]
+    assert "it never stays more than" in stages.position_text(rows)
+
+
 def test_passkeys_count_once_every_method_has_them(simulated):
     rows, stages = {}, Stages(simulated.evaluation, "origin", simulated.lengths, 20)
     stages.stage = "the methods at the longest length"
