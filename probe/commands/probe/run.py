@@ -454,10 +454,10 @@ def run_stages(
             summary = run.captured(stored_tokens(plan, tokens)) or summary
     text, left = f"model {plan.request.model}, trained length M = {plan.trained_length} tokens", run.left
     if summary is None:
-        told = stages.position_text(journal.rows)
+        where = stages.position_text(journal.rows)
         ends, losses = (array.tolist() for array in stages.by_position(journal.rows))
-        by_position = {"by_position": {"text": told, "position": ends, "nll": losses}} if told else {}
-        return CommandResult(by_position, f"{text}\n\n{told or 'nothing is measured'}.", 0, left)
+        by_position = {"by_position": {"text": where, "position": ends, "nll": losses}} if where else {}
+        return CommandResult(by_position, f"{text}\n\n{where or 'nothing is measured'}.", 0, left)
     if not (left or run.begun):
         warn_finished(out)
     wrote = f"{'wrote' if run.begun else 'report:'} {out / 'report.html'}"
