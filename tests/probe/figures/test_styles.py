@@ -25,7 +25,7 @@ def test_no_two_methods_share_a_look(monkeypatch):
         seen = dict[tuple[str, ...], str]()
         for name, title in named.items():
             first = seen.setdefault(style(name)[of], title)
-            assert first == title, f"{part} of `look` of the class {title} in mesa/methods/ are those of {first}"
+            assert first == title, f"`look` of the class {title} in mesa/methods/ has the {part} of {first}"
     assert style("not installed") == style("not installed")
 
 
