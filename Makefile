@@ -56,7 +56,7 @@ test-browser: .venv/browser  ## the dashboard in Chromium: screenshots in runs/s
 test-peers: .venv/installed  ## TransformerLens' own benchmarks and integration tests on mesa.bridge, beside its bridge (fetches its source; PEERS=--families: of ten families' tiny models)
 	$(BIN)/python tests/peers/compare.py $(PEERS)
 
-mutants: .venv/installed  ## 250 small mistakes put into the code, one at a time: each must be noticed (15 minutes)
+mutants: .venv/installed  ## about 300 small mistakes put into the code, one at a time: each must be noticed (15 minutes)
 	$(BIN)/python tests/mutations/run.py
 
 check: .venv/installed  ## the gate: format, lint, types, tests

@@ -1,6 +1,6 @@
 """`mesa-lens config`: prints what serves a method: keys of config.json, options of vLLM, SGLang and llama.cpp.
 
-Each line was read in the source of the version that it names (`CHECKED`). What no server computes, Python generates.
+Each line was read in the source of the version that it names. What no server computes, Python generates.
 """
 
 import copy

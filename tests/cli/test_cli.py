@@ -201,7 +201,8 @@ def test_methods_are_listed_with_parameters_and_formula(capsys):
     assert "window=32, width=50, first=6, last=32" in printed["--trained-length=256"]
     records = {record["name"]: record for record in json.loads(printed["--json"])}
     assert (records["mesa"]["window"], records["rerope"]["formula"]) == (512, "R = min(r, N)")
-    assert printed["--table"].strip() in (Path(__file__).parents[2] / "docs/models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    assert printed["--table"].strip() in page, "paste `mesa-lens methods --table` into docs/models.md"
 
 
 def test_check_prints_a_table_and_fails_where_a_row_does(model, capsys, monkeypatch):

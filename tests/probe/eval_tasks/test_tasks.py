@@ -10,7 +10,7 @@ import mesa
 from mesa.models import load
 from probe.eval_tasks import retrieval, score as scoring
 from probe.eval_tasks.base import PromptSpec
-from probe.eval_tasks.score import nll, text_windows
+from probe.eval_tasks.score import documents_of, nll, text_windows
 from probe.evaluation import TASKS
 
 M = 160
@@ -28,6 +28,13 @@ def setting(loaded):
     return PromptSpec(M, (100, 160, 240), samples=3, documents=documents)
 
 
+@pytest.fixture(scope="module")
+def shipped():
+    """The shipped model, its M = 256, and the shipped texts, at one sample."""
+    loaded = load("default")
+    return loaded, PromptSpec(256, (256,), samples=1, documents=documents_of(loaded.tokenizer, None)[0])
+
+
 def scores(loaded, task, length, setting):
     prepared = TASKS[task].prepare(loaded.tokenizer, length, setting, setting.samples)
     return list(TASKS[task].measure(loaded, length, prepared, setting))
@@ -38,6 +45,13 @@ def slow_nll(loaded, ids, position):
     """NLL of the token at `position`, from a pass of its own over what stands before it."""
     logits = loaded.model(torch.tensor(ids[None, :position])).logits[0, -1]
     return float(-torch.log_softmax(logits, 0)[ids[position]])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_a_score_of_each_metric_on_the_shipped_model(shipped, task):
+    result = scores(shipped[0], task, shipped[1].trained_length, shipped[1])
+    assert {score.metric for score in result} == {metric.name for metric in TASKS[task].metrics}
+    assert all(score.sample == 0 and np.isfinite(score.value) for score in result)
 
 
 @pytest.mark.parametrize("method", ["origin", "mesa"])

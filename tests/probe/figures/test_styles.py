@@ -20,9 +20,12 @@ from probe.figures.figure_data import SHARES, Chart, Line, Panel, Point, Scale, 
 def test_no_two_methods_share_a_look(monkeypatch):
     points = [SimpleNamespace(name=name) for name in ("theirs", "another", "a-third")]
     monkeypatch.setattr("mesa.plugins.named_in", lambda group: points)
-    looks = [style(name) for name in (*METHODS, *(point.name for point in points))]
-    assert len({colour for colour, _, _ in looks}) == len(looks)
-    assert len({(dash, symbol) for _, dash, symbol in looks}) == len(looks)  # told apart in grey
+    named = {name: method.__name__ for name, method in METHODS.items()} | {point.name: point.name for point in points}
+    for part, of in (("colour", slice(1)), ("dash and marker", slice(1, None))):  # the latter tell lines apart in grey
+        seen = dict[tuple[str, ...], str]()
+        for name, title in named.items():
+            first = seen.setdefault(style(name)[of], title)
+            assert first == title, f"`look` of the class {title} in mesa/methods/ has the {part} of {first}"
     assert style("not installed") == style("not installed")
 
 
