@@ -538,6 +538,7 @@ STRENGTHS = {"classes": (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "numbers": (1e4, 1e3, 1e2
 """C of LogisticRegression and alpha of Ridge that are tried, from the strongest penalty to the weakest."""
 FOLDS, RESAMPLES = 3, 1000
 _ITERATIONS = 1000
+_ROUNDING = 1e-12
 LEAST = 20
 """Labels to train on."""
 FEW_TYPES = 20
@@ -554,7 +555,10 @@ class TextScores:
     kind: str
     texts: np.ndarray
     sums: np.ndarray
-    """(text, 2): hits and labels; or (text, 4): squared errors, labels, their sum and their squares' sum."""
+    """(text, 2): hits and labels; or (text, 4): squared errors, labels, their sum and their squares' sum.
+
+    Labels in these sums are less one number, the same for all texts: that of a large mean leaves no digits.
+    """
 
     @property
     def value(self) -> float:
@@ -570,21 +574,24 @@ class TextScores:
         if self.kind == "classes":
             return sums[:, 0] / sums[:, 1]
         errors, count, total, squares = sums.T
+        spread = squares - total**2 / count
+        spread[spread <= _ROUNDING * squares] = 0  # of equal labels, which have no R2
         with np.errstate(divide="ignore", invalid="ignore"):
-            return 1 - errors / (squares - total**2 / count)
+            return 1 - errors / spread
 
 
 @dataclass(frozen=True)
 class Probe:
     """A trained probe. estimator: scikit-learn's. strength: the C or alpha chosen, None for the user's own estimator.
 
-    kind: `classes` or `numbers`. texts: those trained on; classes: the labels known, of `classes`.
+    kind: `classes` or `numbers`. texts: those trained on. mean: of the numbers trained on.
     """
 
     estimator: Any
     kind: str
     strength: float | None
     texts: frozenset[Any] = field(repr=False)
+    mean: float = field(default=0.0, repr=False)
 
     def score(self, states: Any, labels: Any, groups: Any) -> TextScores:
         """Scores by text on other texts, as `fit_probe` takes them.
@@ -600,7 +607,8 @@ class Probe:
         if self.kind == "classes":
             columns = [guessed == labels, np.ones(len(labels))]
         else:
-            columns = [(guessed - labels) ** 2, np.ones(len(labels)), labels, labels**2]
+            centered = labels - self.mean
+            columns = [(guessed - labels) ** 2, np.ones(len(labels)), centered, centered**2]
         sums = np.stack([np.bincount(at, column, len(texts)) for column in columns], 1)
         return TextScores(self.kind, texts, sums)
 
@@ -639,13 +647,14 @@ def fit_probe(
     kind = kind or ("numbers" if labels.dtype.kind == "f" else "classes")
     labels = labels.astype(float) if kind == "numbers" else labels
     check_labels(labels, groups, kind)
+    texts, mean = frozenset(groups.tolist()), float(labels.mean()) if kind == "numbers" else 0.0
     if estimator is not None:
         from sklearn.base import clone
 
         own: Any = clone(estimator)
-        return Probe(own.fit(states, labels), kind, None, frozenset(groups.tolist()))
+        return Probe(own.fit(states, labels), kind, None, texts, mean)
     strength = chosen_strength(states, labels, groups, kind) if strength is None else strength
-    return Probe(linear(kind, strength).fit(states, labels), kind, strength, frozenset(groups.tolist()))
+    return Probe(linear(kind, strength).fit(states, labels), kind, strength, texts, mean)
 
 
 def linear(kind: str, strength: float) -> Any:

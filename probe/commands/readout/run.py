@@ -31,6 +31,7 @@ from probe.commands.readout.page import headline, write_readout
 from probe.commands.readout.plan import (
     FEW_TYPES,
     LENS,
+    NUMBERS,
     STATES,
     Bootstrap,
     Labels,
@@ -362,7 +363,8 @@ class Prober:
         training, values = types[:half][known[:half]], labels.values[:half][known[:half]]
         guess = _Frequent({kind: _typical(values[training == kind]) for kind in np.unique(training).tolist()},
                           _typical(values))  # fmt: skip
-        return Probe(guess, labels.kind, None, frozenset()).score(types[half:][known[half:]][:, None], *test[1:])
+        mean = float(values.mean()) if labels.kind == NUMBERS else 0.0
+        return Probe(guess, labels.kind, None, frozenset(), mean).score(types[half:][known[half:]][:, None], *test[1:])
 
 
 def _typical(values: np.ndarray) -> Any:

@@ -49,6 +49,17 @@ def test_a_probe_is_the_one_that_scikit_learn_finds(kind):
     assert low < scores.value < high
 
 
+def test_r2_is_that_of_numbers_far_from_0():
+    states, _, numbers = drawn()
+    shifted = numbers + 1.7e9  # such as seconds since 1970
+    scores = [
+        fit_probe(states[:6], labels[:6], np.arange(6)).score(states[6:], labels[6:], np.arange(6, 12))
+        for labels in (numbers, shifted)
+    ]
+    assert scores[1].value == pytest.approx(scores[0].value, abs=1e-5)
+    assert Bootstrap(6).interval(scores[1]) == pytest.approx(Bootstrap(6).interval(scores[0]), abs=1e-5)
+
+
 def test_resamples_are_of_texts_and_paired():
     states, names, _ = drawn()
     trained = fit_probe(states[:6], names[:6], np.arange(6))
