@@ -237,11 +237,17 @@ class ReadoutExperiment(Experiment):
         self.plan, self.states = plan, Path()
 
     def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
-        """As for Experiment, without the rows of texts whose states are not there."""
+        """As for Experiment, without the rows of texts whose states are not there, and of probes of another reference.
+
+        Methods may be added, and the reference then changes. Rows of older journals do not tell theirs.
+        """
         journal = super().open_journal(out, overwrite=overwrite)
         self.states = out / self.folder / "states"
         for key in [key for key in journal.rows if key[0] == STATES and not states_path(self.states, key).is_file()]:
             del journal.rows[key]
+        for key in self.plan.probes:
+            if key in journal.rows and journal.rows[key].get("reference") != self.plan.reference:
+                del journal.rows[key]
         return journal
 
     def tasks(self, rows: JournalRows) -> Sequence[Task]:
@@ -315,7 +321,8 @@ class Prober:
             here, control = self._fit(key.name, key.method, key.length)
             scores |= {"transfer": trained.score(*test), "refit": here.score(*test)}
         scores["control"] = control.score(*self._part(self._control(key.name), key.method, key.length, test=True))
-        return {"strength": here.strength, "sums": {name: each.sums.tolist() for name, each in scores.items()}}
+        sums = {name: each.sums.tolist() for name, each in scores.items()}
+        return {"reference": plan.reference, "strength": here.strength, "sums": sums}
 
     def _at_trained_length(self, name: str, method: str) -> tuple[Probe, Probe]:
         if (name, method) not in self._fitted:

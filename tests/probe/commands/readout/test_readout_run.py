@@ -134,6 +134,16 @@ def test_a_run_that_lacks_states_reads_them_again_and_adds_probes(folder, whole,
     assert {"lens.csv", "probes.csv"} <= {path.name for path in (whole / "files").iterdir()}
 
 
+def test_probes_of_another_reference_are_scored_again(folder, tmp_path):
+    both = ("--methods", "origin,rerope")
+    for options in (("--methods", "rerope"), both):
+        assert run(folder, tmp_path / "added", "--probe", "position", *options) == 0
+    assert run(folder, tmp_path / "once", "--probe", "position", *both) == 0
+    added, once = (READOUT.read(tmp_path / name) for name in ("added", "once"))
+    assert added.reference == "origin"
+    assert repr(added.probes) == repr(once.probes)
+
+
 def test_labels_of_the_users_are_read_by_token_and_by_character(folder, tmp_path):
     texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
     rows = [
