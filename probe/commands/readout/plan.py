@@ -304,7 +304,7 @@ def _documents(
         token = row.token
         if token is None:
             if number not in starts:
-                starts[number] = _starts(tokenizer, documents[number])
+                starts[number] = _starts(tokenizer, written[number], documents[number])
             if not 0 < row.end <= len(written[number]):
                 size = len(written[number])
                 raise Refused(f"{request.labels}: text {number} has {size} characters, no label ends at {row.end}")
@@ -349,8 +349,12 @@ def read_labels(path: Path) -> list[LabelRow]:
     return labelled
 
 
-def _starts(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
-    """At which character of a document each token begins."""
+def _starts(tokenizer: Any, text: str, ids: np.ndarray) -> np.ndarray:
+    """At which character of a document each token begins; tokens of one character begin at the same."""
+    if tokenizer.is_fast:  # which knows it where it normalises text too, or does not know a word
+        read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        if read.input_ids == ids.tolist():
+            return np.maximum.accumulate(np.array([start for start, _ in read.offset_mapping], int))
     sizes = [len(_BYTE.sub("", text)) for text in token_texts(tokenizer, ids.tolist())]
     return np.concatenate([[0], np.cumsum(sizes[:-1])])
 

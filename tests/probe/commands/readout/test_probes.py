@@ -1,5 +1,7 @@
 """Linear probes on any states: compared with scikit-learn's own, split by text, and refused."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from sklearn.dummy import DummyClassifier
@@ -8,6 +10,11 @@ from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV, GroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from mesa.errors import Refused
 from mesa.models import tokenizer_of
@@ -80,16 +87,34 @@ def test_few_labels_that_are_all_right_are_not_clear():
     assert Bootstrap(4).is_clear(right, wrong, 12)
 
 
+_OF_TEXTS = ("convert_ids_to_tokens", "added_tokens_decoder", "backend_tokenizer", "decode")
+"""What `token_texts` reads of a tokenizer."""
+
+
 @pytest.mark.parametrize(
     "text", ["n\u00e9\u6f22\u5b57\U0001f642 na\u00efve", "\u6f22", "x\U0001f642y\u0301z", "plain\n text"]
 )
 def test_characters_are_of_the_last_token_that_holds_them(text):
     tokenizer = tokenizer_of("default")
     read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    starts = _starts(tokenizer, np.array(read.input_ids))
+    starts = _starts(tokenizer, text, np.array(read.input_ids))
+    slow = SimpleNamespace(is_fast=False, **{name: getattr(tokenizer, name) for name in _OF_TEXTS})
+    np.testing.assert_array_equal(_starts(slow, text, np.array(read.input_ids)), starts)
     for end in range(1, len(text) + 1):
         expected = max(token for token, (start, stop) in enumerate(read.offset_mapping) if start < end <= stop)
         assert np.searchsorted(starts, end) - 1 == expected
+
+
+@pytest.mark.parametrize("text", ["re\u0301sume\u0301: here it is", "\u6f22 unknown \u5b57, here it is"])
+def test_characters_that_a_tokenizer_normalises_or_does_not_know_are_counted(text):
+    backend = Tokenizer(WordLevel({word: number for number, word in enumerate("<unk> here it is".split())}, "<unk>"))
+    backend.normalizer, backend.pre_tokenizer = NFC(), Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    starts = _starts(tokenizer, text, np.array(ids))
+    for word in ("here", "it", "is"):
+        at = np.searchsorted(starts, text.index(word) + len(word)) - 1
+        assert tokenizer.decode(ids[at]) == word
 
 
 def test_random_labels_are_not_read():
