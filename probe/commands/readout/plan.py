@@ -515,6 +515,11 @@ def _check_known(name: str, labels: Labels, training: int) -> None:
     check_labels(labels.values[:training][known], groups, labels.kind, f"--probe {name}")
     if labels.known[training:].any(1).sum() < 2:
         raise Refused(f"--probe {name}: fewer than two texts to test on have labels; give more texts or labels")
+    tested = labels.values[training:][labels.known[training:]]
+    if labels.kind == NUMBERS:
+        check_finite(tested, f"--probe {name}")
+        if len(values := np.unique(tested)) < 2:
+            raise Refused(f"--probe {name}: all to test on are {values[0]!s}; R2 needs two values, give more labels")
 
 
 _COPIED = 32
@@ -579,9 +584,8 @@ class TextScores:
             return sums[:, 0] / sums[:, 1]
         errors, count, total, squares = sums.T
         spread = squares - total**2 / count
-        spread[spread <= _ROUNDING * squares] = 0  # of equal labels, which have no R2
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return 1 - errors / spread
+        spread[spread <= _ROUNDING * squares] = np.nan  # of equal labels, which have no R2
+        return 1 - errors / spread
 
 
 @dataclass(frozen=True)
@@ -605,7 +609,9 @@ class Probe:
         states, labels, groups = flat(states, labels, groups)
         if common := self.texts & {*groups.tolist()}:
             raise Refused(f"text {next(iter(common))!r} was trained on; score a probe on other texts")
-        labels = labels.astype(float) if self.kind == "numbers" else labels
+        if self.kind == "numbers":
+            labels = labels.astype(float)
+            check_finite(labels)
         guessed = self.estimator.predict(states)
         texts, at = np.unique(groups, return_inverse=True)
         if self.kind == "classes":
@@ -713,12 +719,18 @@ def check_labels(labels: np.ndarray, groups: np.ndarray, kind: str, what: str = 
     """Refused for too few labels, one class or value, or one text."""
     if len(labels) < LEAST:
         raise Refused(f"{what}: {len(labels)} to train on are fewer than {LEAST}; give more texts or labels")
-    if kind == "numbers" and not np.isfinite(labels).all():
-        raise Refused(f"{what}: a label is not a finite number; leave it out")
+    if kind == "numbers":
+        check_finite(labels, what)
     if len(values := np.unique(labels)) < 2:
         raise Refused(f"{what}: all to train on are {values[0]!s}; a probe needs two classes or values")
     if len(np.unique(groups)) < 2:
         raise Refused(f"{what}: all to train on are of one text; a probe needs two, of which one is held out")
+
+
+def check_finite(labels: np.ndarray, what: str = "labels") -> None:
+    """Refused for numbers that are not finite."""
+    if not np.isfinite(labels).all():
+        raise Refused(f"{what}: a label is not a finite number; leave it out")
 
 
 def control_labels(labels: Any, types: Any, seed: int = 0) -> np.ndarray:
@@ -760,7 +772,8 @@ class Bootstrap:
             if not np.array_equal(scores.texts, minus.texts):
                 raise Refused("scores of different texts are not paired")
             value, values = value - minus.value, values - minus.resampled(self.weights)
-        low, high = np.quantile(values[np.isfinite(values)], [0.025, 0.975]) if self.texts > 1 else (math.nan, math.nan)
+        finite = values[np.isfinite(values)]  # R2 is not where all labels of a resample are the same
+        low, high = np.quantile(finite, [0.025, 0.975]) if self.texts > 1 and len(finite) else (math.nan, math.nan)
         return Interval(value, float(low), float(high))
 
     def is_clear(self, scores: TextScores, minus: TextScores, tests: int) -> bool:
@@ -768,7 +781,8 @@ class Bootstrap:
         if self.texts < 3:
             return False
         difference = scores.resampled(self.weights) - minus.resampled(self.weights)
-        error = float(difference[np.isfinite(difference)].std())
+        finite = difference[np.isfinite(difference)]
+        error = float(finite.std()) if len(finite) else math.nan
         if scores.kind == "classes":  # of few labels all may be right by luck: no error is below one label's
             error = max(error, 1 / float(scores.sums[:, 1].sum()))
         return scores.value - minus.value > stdtrit(self.texts - 1, 1 - 0.025 / tests) * error

@@ -165,6 +165,17 @@ def test_what_no_probe_can_be_trained_on_is_refused(change, message):
         fit_probe(*change(states[:6], names[:6], np.arange(6)))
 
 
+def test_r2_of_equal_labels_has_no_interval_and_labels_that_are_no_numbers_are_refused():
+    states, _, numbers = drawn()
+    trained = fit_probe(states[:6], numbers[:6], np.arange(6))
+    equal = trained.score(states[6:], np.full((6, TOKENS), 1.5), np.arange(6, 12))
+    draws = Bootstrap(6)
+    assert np.isnan(draws.interval(equal)[1:]).all()
+    assert not draws.is_clear(equal, equal, 1)
+    with pytest.raises(Refused, match="a label is not a finite number"):
+        trained.score(states[6:], np.where(numbers[6:] > 1, np.nan, numbers[6:]), np.arange(6, 12))
+
+
 def test_texts_that_were_trained_on_are_not_scored():
     states, names, _ = drawn()
     trained = fit_probe(states[:6], names[:6], np.arange(6))

@@ -16,7 +16,7 @@ from mesa.errors import Refused
 from mesa.models import tokenizer_of
 from probe.commands.readout import ReadoutRequest
 from probe.commands.readout.page import answers
-from probe.commands.readout.plan import Labels, ReadoutKey, _check_apart, open_strings, plan, read_labels
+from probe.commands.readout.plan import Labels, ReadoutKey, _check_apart, _check_known, open_strings, plan, read_labels
 from probe.commands.readout.result import READOUT
 from probe.commands.readout.run import Prober, _Summary, states_path
 from probe.thresholds.state_distance import StateReference
@@ -181,6 +181,19 @@ def test_what_cannot_be_read_is_refused_in_one_line(folder, tmp_path, capsys, op
     assert run(folder, tmp_path / "out", *options) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("tested", "message"),
+    [(1.5, "all to test on are 1.5; R2 needs two values"), ("nan", "not a finite number"), ("inf", "not a finite")],
+)
+def test_numbers_to_test_on_that_have_no_r2_are_refused_before_the_passes(tested, message):
+    known = np.ones((8, 10), bool)
+    values = np.arange(80.0).reshape(8, 10)
+    values[4:, 1:] = float(tested)
+    values[4:, 0] = 1.5
+    with pytest.raises(Refused, match=message):
+        _check_known("labels", Labels("numbers", values, known), 4)
 
 
 @pytest.mark.parametrize(
