@@ -311,7 +311,7 @@ def _documents(
             token = int(np.searchsorted(starts[number], row.end)) - 1  # the last that begins before the end
         if not 0 <= token < len(documents[number]):
             raise Refused(f"{request.labels}: text {number} has {len(documents[number])} tokens, none is {token}")
-        if own[number][token] not in ("", row.label):
+        if own[number][token] not in ("", row.label) and len({*_classes([own[number][token], row.label])}) > 1:
             raise Refused(f"{request.labels}: token {token} of text {number} has two labels; leave one out")
         own[number][token] = row.label
     return documents, source, own
@@ -425,14 +425,14 @@ def labels_of(
     if name == LABELS and own is not None:
         values = np.concatenate([half.last(own, tokens) for half in halves])
         known = values != ""
-        numbers = _numbers({*values[known].tolist()})
+        values[known] = _classes(values[known].tolist())
         of = [np.full(len(ids), number) for number, ids in enumerate(documents)]
         numbered = np.concatenate([half.last(of, tokens) for half in halves])
         pairs = {*zip(numbered[known].tolist(), values[known].tolist(), strict=True)}
         same = numbered[:, -1] if len(pairs) == len({number for number, _ in pairs}) else None
-        if numbers is None:
-            return Labels(CLASSES, values.astype(str), known, documents=same)
-        return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known, documents=same)
+        if len({*values[known].tolist()}) > _FEW and all(isinstance(value, float) for value in values[known].tolist()):
+            return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known, documents=same)
+        return Labels(CLASSES, values.astype(str), known, documents=same)
     is_open = open_lines if name == OPEN_LINE else open_strings
     used = {number for half in halves for number, _, _ in half.pieces}
     by_document = [
@@ -443,13 +443,12 @@ def labels_of(
     return Labels(CLASSES, values.astype(int), np.ones(values.shape, bool), "1: open after the token")
 
 
-def _numbers(values: set[str]) -> list[float] | None:
-    """The values as numbers, if all of more than two are."""
+def _classes(labels: list[str]) -> list[Any]:
+    """The labels, as numbers if all are: of these one may be written in several ways."""
     try:
-        numbers = [float(value) for value in values]
+        return [float(label) for label in labels]
     except ValueError:
-        return None
-    return numbers if len(numbers) > _FEW else None
+        return labels
 
 
 def open_lines(tokens: Sequence[str]) -> np.ndarray:

@@ -240,6 +240,22 @@ def test_where_a_documents_labels_are_alike_documents_are_resampled(folder, tmp_
     assert len(scores._scores(row)["inside"].texts) == 2
 
 
+@pytest.mark.parametrize(
+    ("written", "kind", "count"),
+    [(["0", 0, 0.0, "1", 1.0], "classes", 2), (["0", 1, 1.0, 2], "numbers", 3), (["1", "1.0", "a"], "classes", 3)],
+)
+def test_a_number_is_one_label_however_it_is_written(folder, tmp_path, written, kind, count):
+    texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
+    rows = [{"text": text, "end": end, "label": written[end % len(written)]}
+            for text in texts for end in range(20, len(text), 23)]  # fmt: skip
+    if kind == "classes" and "a" not in written:
+        rows += [{**rows[0], "label": str(float(rows[0]["label"]))}]  # the same label once more
+    (file := tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    planned = plan(ReadoutRequest(model=str(folder), labels=file, samples=8, lengths=(LENGTH,), properties=("none",)))
+    labels = planned.labels["labels"]
+    assert (labels.kind, len(np.unique(labels.values[labels.known]))) == (kind, count)
+
+
 @pytest.mark.parametrize("types", [[7], [7, 9], [*range(40), *[99] * 200]])
 def test_labels_at_few_token_types_are_compared_with_chance_and_the_types(tmp_path, types):
     rng, texts = np.random.default_rng(0), 80
