@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,6 +91,11 @@ class Half:
         """Values of the last tokens of each window, (text, token); before the first piece come the last ones."""
         stream = self.of_tokens(by_document)
         return np.stack([stream.take(range(end - count, end), mode="wrap") for end in self.ends])
+
+    def repeated(self, count: int) -> np.ndarray:
+        """Which of the last tokens of each window, (text, token), are read in the window before it too."""
+        shared = count - np.diff(self.ends, prepend=self.ends[0] - count)
+        return np.arange(count) < shared[:, None]
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,9 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
     windows = [window for half in halves for window in half.last(documents, lengths[-1])]
     first = list(map(int, first_ids(tokenizer)))
     labels = {name: labels_of(name, request, tokenizer, halves, tokens, own) for name in names}
+    if own is not None:  # the last window that ends on such labels ends with its half, and may share tokens
+        repeated = np.concatenate([half.repeated(tokens) for half in halves])
+        labels = {name: replace(each, known=each.known & ~repeated) for name, each in labels.items()}
     training = len(halves[0].ends)
     for name, each in labels.items():
         _check_known(name, each, training)

@@ -256,6 +256,21 @@ def test_a_number_is_one_label_however_it_is_written(folder, tmp_path, written, 
     assert (labels.kind, len(np.unique(labels.values[labels.known]))) == (kind, count)
 
 
+def test_no_token_with_a_label_is_read_twice(folder, tmp_path):
+    tokenizer = tokenizer_of(str(folder))
+    texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
+    rows = [{"text": text, "token": token, "label": number * 10_000 + token}
+            for number, text in enumerate(texts)
+            for token in range(len(tokenizer(text, add_special_tokens=False).input_ids))]  # fmt: skip
+    (file := tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    planned = plan(ReadoutRequest(
+        model=str(folder), labels=file, samples=2000, tokens=TOKENS - 3, lengths=(LENGTH,), properties=("none",)
+    ))  # fmt: skip
+    labels = planned.labels["labels"]
+    assert not labels.known.all()
+    assert sorted(labels.values[labels.known]) == sorted(row["label"] for row in rows)  # each once, none left out
+
+
 @pytest.mark.parametrize("types", [[7], [7, 9], [*range(40), *[99] * 200]])
 def test_labels_at_few_token_types_are_compared_with_chance_and_the_types(tmp_path, types):
     rng, texts = np.random.default_rng(0), 80
