@@ -325,6 +325,10 @@ def _documents(
     return documents, source, own
 
 
+_LABEL_FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+_DIGITS = 18
+
+
 class LabelRow(NamedTuple):
     """A row of the user's labels. text: itself, or its number. token: its number; else `end`, in characters."""
 
@@ -339,6 +343,8 @@ def read_labels(path: Path) -> list[LabelRow]:
     labelled = []
     if not path.is_file():
         raise Refused(f"--labels {path} is not a file")
+    if path.suffix.lower() not in _LABEL_FILES:
+        raise Refused(f"--labels {path} is no csv, tsv or jsonl file; write it as one")
     for number, row in rows(path):
         where = f"{path}, row {number}"
         if row.get("text") in (None, "") or row.get("label") in (None, "") or not {"token", "end"} & row.keys():
@@ -347,14 +353,30 @@ def read_labels(path: Path) -> list[LabelRow]:
         if all(value in (None, "") for value in place.values()):
             raise Refused(f"{where} names no token and no end")
         try:
-            at = {key: None if value in (None, "") else int(value) for key, value in place.items()}
-        except (TypeError, ValueError):
+            at = {key: None if value in (None, "") else _integer(value) for key, value in place.items()}
+        except (TypeError, ValueError, OverflowError):
             raise Refused(f"{where}: token {place['token']!r}, end {place['end']!r} are no integers") from None
-        text = int(row["text"]) if re.fullmatch("-?[0-9]+", str(row["text"])) else str(row["text"])
+        if isinstance(row["text"], bool) or not isinstance(row["text"], str | int):
+            raise Refused(f"{where}: text {str(row['text'])[:40]} is neither a text nor the number of one")
+        if isinstance(row["label"], float) and not math.isfinite(row["label"]):
+            raise Refused(f"{where}: label {row['label']} is not finite; leave the row out")
+        text = row["text"]
+        if re.fullmatch("-?[0-9]+", str(text)):
+            if len(str(text)) > _DIGITS:
+                raise Refused(f"{where}: text is a number of {len(str(text))} digits; there are not as many texts")
+            text = int(text)
         labelled.append(LabelRow(text, at["token"], at["end"] or 0, str(row["label"])))
     if not labelled:
         raise Refused(f"{path} holds no labels")
     return labelled
+
+
+def _integer(value: Any) -> int:
+    """A number in a file that is an integer, also as pandas writes a column with gaps: 5.0; else ValueError."""
+    number = float(value)
+    if isinstance(value, bool) or not number.is_integer():
+        raise ValueError(value)
+    return int(number)
 
 
 def _starts(tokenizer: Any, text: str, ids: np.ndarray) -> np.ndarray:
@@ -611,15 +633,21 @@ class Probe:
     def score(self, states: Any, labels: Any, groups: Any) -> TextScores:
         """Scores by text on other texts, as `fit_probe` takes them.
 
-        Raises Refused for texts that were trained on.
+        Raises Refused for texts that were trained on, and for what is not like that trained on: width, types.
         """
         states, labels, groups = flat(states, labels, groups)
+        if not len(labels):
+            raise Refused("no tokens to score a probe on; give states with labels")
+        if states.shape[1] != (width := getattr(self.estimator, "n_features_in_", states.shape[1])):
+            raise Refused(f"states are {states.shape[1]} wide, the probe was trained on {width}; read the same layer")
+        _check_alike("groups", groups, np.array([*self.texts] or groups))
         if common := self.texts & {*groups.tolist()}:
             raise Refused(f"text {next(iter(common))!r} was trained on; score a probe on other texts")
+        labels = _of_kind(labels, self.kind)
         if self.kind == "numbers":
-            labels = labels.astype(float)
             check_finite(labels)
         guessed = self.estimator.predict(states)
+        _check_alike("labels", labels, np.asarray(guessed))
         texts, at = np.unique(groups, return_inverse=True)
         if self.kind == "classes":
             columns = [guessed == labels, np.ones(len(labels))]
@@ -650,7 +678,7 @@ def fit_probe(
         A `Probe`; its `score` is of other texts.
 
     Raises:
-        Refused: Fewer than 20 labels, one class, one text, or states that are not finite.
+        Refused: Fewer than 20 labels, one class, one text, states that are not finite, or labels not of the kind.
 
     Examples:
         >>> states = np.random.default_rng(0).normal(size=(8, 50, 6))  # text, token, dim
@@ -662,7 +690,9 @@ def fit_probe(
     """
     states, labels, groups = flat(states, labels, groups)
     kind = kind or ("numbers" if labels.dtype.kind == "f" else "classes")
-    labels = labels.astype(float) if kind == "numbers" else labels
+    if kind not in STRENGTHS:
+        raise Refused(f"kind={kind!r} is not known; known: {', '.join(STRENGTHS)}")
+    labels = _of_kind(labels, kind)
     check_labels(labels, groups, kind)
     texts, mean = frozenset(groups.tolist()), float(labels.mean()) if kind == "numbers" else 0.0
     if estimator is not None:
@@ -719,7 +749,30 @@ def _array(values: Any) -> np.ndarray:
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() else values
     array = np.asarray(values)
-    return array.astype(str) if array.dtype.kind == "O" else array
+    if array.dtype.kind != "O":
+        return array
+    if any(value is None or value != value for value in array.ravel().tolist()):  # NaN alone is not itself
+        raise Refused("None or NaN is among the labels or groups; leave these tokens out")
+    return array.astype(str)
+
+
+def _of_kind(labels: np.ndarray, kind: str) -> np.ndarray:
+    """The labels as a probe of this kind takes them. Refused for names as numbers, and for fractions as classes."""
+    if kind == "numbers":
+        try:
+            return labels.astype(float)
+        except ValueError as error:
+            raise Refused(f"labels of kind numbers are no numbers: {error}; take kind='classes'") from None
+    if labels.dtype.kind == "f" and not (np.isfinite(labels) & (labels == np.floor(labels))).all():
+        raise Refused("labels of kind classes are no integers; take kind='numbers', or give names")
+    return labels
+
+
+def _check_alike(what: str, values: np.ndarray, trained: np.ndarray) -> None:
+    """Refused for texts where numbers were trained on, or the reverse, which are never equal."""
+    types = ["text" if each.dtype.kind in "USO" else "numbers" for each in (values, trained)]
+    if types[0] != types[1]:
+        raise Refused(f"{what} are {types[0]}, those that the probe was trained on {types[1]}; give the same type")
 
 
 def check_labels(labels: np.ndarray, groups: np.ndarray, kind: str, what: str = "labels") -> None:
@@ -756,6 +809,8 @@ def control_labels(labels: Any, types: Any, seed: int = 0) -> np.ndarray:
         ['verb', 'noun', 'verb', 'noun']
     """
     labels, types = _array(labels), _array(types)
+    if labels.shape != types.shape:
+        raise Refused(f"types {types.shape} are not one for each label {labels.shape}; give the type of each token")
     drawn = {}
     known = labels.ravel()
     for kind in np.unique(types).tolist():

@@ -176,6 +176,44 @@ def test_r2_of_equal_labels_has_no_interval_and_labels_that_are_no_numbers_are_r
         trained.score(states[6:], np.where(numbers[6:] > 1, np.nan, numbers[6:]), np.arange(6, 12))
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda states, names, numbers, texts: fit_probe(states, names, texts, kind="class"), "known: classes, numb"),
+        (lambda states, names, numbers, texts: fit_probe(states, names, texts, kind="numbers"), "take kind='classes'"),
+        (lambda states, names, numbers, texts: fit_probe(states, numbers, texts, kind="classes"), "kind='numbers'"),
+        (lambda states, names, numbers, texts: fit_probe(states, some(names, None), texts), "None or NaN is among"),
+        (lambda states, names, numbers, texts: fit_probe(states, some(names, np.nan), texts), "None or NaN is among"),
+        (lambda states, names, numbers, texts: control_labels(names, texts), r"types \(12,\) are not one for each"),
+    ],
+)
+def test_labels_that_are_not_of_the_kind_are_refused(call, message):
+    with pytest.raises(Refused, match=message):
+        call(*drawn(), np.arange(TEXTS))
+
+
+def some(names, gap):
+    """Names with gaps."""
+    return np.where(np.arange(TOKENS) % 3 == 0, gap, names.astype(object))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda states, labels, texts: (states[..., :4], labels, texts), "states are 4 wide, the probe was trained on"),
+        (lambda states, labels, texts: (states[:0], labels[:0], texts[:0]), "no tokens to score"),
+        (lambda states, labels, texts: (states, labels, texts.astype(str)), "groups are text, those that the probe"),
+        (lambda states, labels, texts: (states, labels.astype(int), texts), "labels are numbers, those that the probe"),
+    ],
+)
+def test_what_is_not_like_that_trained_on_is_not_scored(change, message):
+    states, _, numbers = drawn()
+    labels = (numbers > 0).astype(int).astype(str)
+    trained = fit_probe(states[:6], labels[:6], np.arange(6))
+    with pytest.raises(Refused, match=message):
+        trained.score(*change(states[6:], labels[6:], np.arange(6, 12)))
+
+
 def test_texts_that_were_trained_on_are_not_scored():
     states, names, _ = drawn()
     trained = fit_probe(states[:6], names[:6], np.arange(6))

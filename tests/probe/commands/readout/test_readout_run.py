@@ -201,6 +201,10 @@ def test_numbers_to_test_on_that_have_no_r2_are_refused_before_the_passes(tested
     [
         ([{"text": "a", "label": "x"}], "row 1 has text, label; it needs text, label, and token or end"),
         ([{"text": "a", "token": "b", "label": "x"}], "token 'b', end None are no integers"),
+        ([{"text": "a", "token": 3.7, "label": "x"}], "token 3.7, end None are no integers"),
+        ([{"text": ["a"], "token": 0, "label": "x"}], "text ['a'] is neither a text nor the number of one"),
+        ([{"text": "9" * 5000, "token": 0, "label": "x"}], "text is a number of 5000 digits"),
+        ([{"text": "a", "token": 0, "label": float("nan")}], "label nan is not finite; leave the row out"),
         ([{"text": "a few words", "token": 99, "label": "x"}], "text 0 has 3 tokens, none is 99"),
         ([{"text": "9", "token": 0, "label": "x"}], "text 9 is not there; there are 8, from 0"),
         ([{"text": -1, "token": 0, "label": "x"}], "text -1 is not there; there are 8, from 0"),
@@ -382,6 +386,18 @@ def test_few_tokens_that_are_read_may_be_in_both_halves():
     _check_apart(windows, 1, 16)  # 15 in a row are in both
     with pytest.raises(Refused, match="overlap"):
         _check_apart([windows[0], windows[0] + 20], 1, 16)
+
+
+@pytest.mark.parametrize("name", ["labels.parquet", "labels.txt"])
+def test_labels_in_a_file_of_another_kind_are_refused(tmp_path, name):
+    (file := tmp_path / name).write_text("text,end,label\na,1,x\n")
+    with pytest.raises(Refused, match="is no csv, tsv or jsonl file"):
+        read_labels(file)
+
+
+def test_integers_that_pandas_writes_as_floats_are_read(tmp_path):
+    (file := tmp_path / "labels.csv").write_text("text,token,end,label\na b,,3.0,x\na b,0.0,,y\n")
+    assert [row[1:3] for row in read_labels(file)] == [(None, 3), (0, 0)]
 
 
 def test_labels_that_are_no_file_are_refused(tmp_path):
