@@ -41,7 +41,7 @@ def _probed(summary: Readout) -> Iterator[str]:
             yield f"{probe}: nothing is claimed; {_why_not(summary, rows)}."
             continue
         for row in having(rows, layer=layer):
-            yield f"{probe}, layer {layer}, {row.method} at {longest} tokens: {_scores_text(row, summary.reference)}"
+            yield f"{probe}, layer {layer}, {row.method} at {longest} tokens: {_scores_text(summary, row)}"
 
 
 def _why_not(summary: Readout, rows: Sequence[ProbeRead]) -> str:
@@ -49,25 +49,31 @@ def _why_not(summary: Readout, rows: Sequence[ProbeRead]) -> str:
         return "the model's own loss at M is not below that of token frequencies"
     best = max(having(rows, method=summary.reference), key=lambda row: row.selectivity.mean)
     return (
-        f"in no layer the probe at M reads clearly more than its control and chance (best: layer {best.layer}, "
-        f"{_n(best.inside)}, control {_n(best.control)}, chance {best.chance:z.2f})"
+        f"in no layer the probe at M reads clearly more than its control and chance{_or_0(summary, best)} (best: layer "
+        f"{best.layer}, {_n(best.inside)}, control {_n(best.control)}, chance {best.chance:z.2f})"
     )
 
 
-def _scores_text(row: ProbeRead, reference: str) -> str:
+def _or_0(summary: Readout, row: ProbeRead) -> str:
+    """What a probe of numbers has to be above in addition."""
+    return ", or 0" if summary.probed[row.probe].kind == "numbers" else ""
+
+
+def _scores_text(summary: Readout, row: ProbeRead) -> str:
     """Scores at M and beyond, and what of the difference is lost and what moved."""
     text = (
         f"a probe reads {_n(row.inside)} at M (control {_n(row.control)}), the same probe {_n(row.transfer)} here, "
         f"one trained here {_n(row.refit)}"
     )
     if not row.is_read:
-        return f"{text}; not clearly above its control, so nothing is claimed."
+        least = f"its control and chance ({row.chance:z.2f}){_or_0(summary, row)}"
+        return f"{text}; not clearly above {least}, so nothing is claimed."
     parts = [f"{name} {ranged(*value)}" for name, value, is_clear in _parts(row) if is_clear]
     text += f": {' and '.join(parts)}" if parts else ": neither lost nor moved beyond chance"
     if row.is_returned:
         text += (
-            f"; the probe trained under {reference} at M reads {_n(row.by_reference)} here, {ranged(*row.returned)} "
-            f"more than under {reference}"
+            f"; the probe trained under {summary.reference} at M reads {_n(row.by_reference)} here, "
+            f"{ranged(*row.returned)} more than under {summary.reference}"
         )
     return f"{text}."
 

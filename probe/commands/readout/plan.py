@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,6 +91,11 @@ class Half:
         """Values of the last tokens of each window, (text, token); before the first piece come the last ones."""
         stream = self.of_tokens(by_document)
         return np.stack([stream.take(range(end - count, end), mode="wrap") for end in self.ends])
+
+    def repeated(self, count: int) -> np.ndarray:
+        """Which of the last tokens of each window, (text, token), are read in the window before it too."""
+        shared = count - np.diff(self.ends, prepend=self.ends[0] - count)
+        return np.arange(count) < shared[:, None]
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,9 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
     windows = [window for half in halves for window in half.last(documents, lengths[-1])]
     first = list(map(int, first_ids(tokenizer)))
     labels = {name: labels_of(name, request, tokenizer, halves, tokens, own) for name in names}
+    if own is not None:  # the last window that ends on such labels ends with its half, and may share tokens
+        repeated = np.concatenate([half.repeated(tokens) for half in halves])
+        labels = {name: replace(each, known=each.known & ~repeated) for name, each in labels.items()}
     training = len(halves[0].ends)
     for name, each in labels.items():
         _check_known(name, each, training)
@@ -304,17 +312,21 @@ def _documents(
         token = row.token
         if token is None:
             if number not in starts:
-                starts[number] = _starts(tokenizer, documents[number])
+                starts[number] = _starts(tokenizer, written[number], documents[number])
             if not 0 < row.end <= len(written[number]):
                 size = len(written[number])
                 raise Refused(f"{request.labels}: text {number} has {size} characters, no label ends at {row.end}")
             token = int(np.searchsorted(starts[number], row.end)) - 1  # the last that begins before the end
         if not 0 <= token < len(documents[number]):
             raise Refused(f"{request.labels}: text {number} has {len(documents[number])} tokens, none is {token}")
-        if own[number][token] not in ("", row.label):
+        if own[number][token] not in ("", row.label) and len({*_classes([own[number][token], row.label])}) > 1:
             raise Refused(f"{request.labels}: token {token} of text {number} has two labels; leave one out")
         own[number][token] = row.label
     return documents, source, own
+
+
+_LABEL_FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+_DIGITS = 18
 
 
 class LabelRow(NamedTuple):
@@ -331,6 +343,8 @@ def read_labels(path: Path) -> list[LabelRow]:
     labelled = []
     if not path.is_file():
         raise Refused(f"--labels {path} is not a file")
+    if path.suffix.lower() not in _LABEL_FILES:
+        raise Refused(f"--labels {path} is no csv, tsv or jsonl file; write it as one")
     for number, row in rows(path):
         where = f"{path}, row {number}"
         if row.get("text") in (None, "") or row.get("label") in (None, "") or not {"token", "end"} & row.keys():
@@ -339,18 +353,38 @@ def read_labels(path: Path) -> list[LabelRow]:
         if all(value in (None, "") for value in place.values()):
             raise Refused(f"{where} names no token and no end")
         try:
-            at = {key: None if value in (None, "") else int(value) for key, value in place.items()}
-        except (TypeError, ValueError):
+            at = {key: None if value in (None, "") else _integer(value) for key, value in place.items()}
+        except (TypeError, ValueError, OverflowError):
             raise Refused(f"{where}: token {place['token']!r}, end {place['end']!r} are no integers") from None
-        text = int(row["text"]) if re.fullmatch("-?[0-9]+", str(row["text"])) else str(row["text"])
+        if isinstance(row["text"], bool) or not isinstance(row["text"], str | int):
+            raise Refused(f"{where}: text {str(row['text'])[:40]} is neither a text nor the number of one")
+        if isinstance(row["label"], float) and not math.isfinite(row["label"]):
+            raise Refused(f"{where}: label {row['label']} is not finite; leave the row out")
+        text = row["text"]
+        if re.fullmatch("-?[0-9]+", str(text)):
+            if len(str(text)) > _DIGITS:
+                raise Refused(f"{where}: text is a number of {len(str(text))} digits; there are not as many texts")
+            text = int(text)
         labelled.append(LabelRow(text, at["token"], at["end"] or 0, str(row["label"])))
     if not labelled:
         raise Refused(f"{path} holds no labels")
     return labelled
 
 
-def _starts(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
-    """At which character of a document each token begins."""
+def _integer(value: Any) -> int:
+    """A number in a file that is an integer, also as pandas writes a column with gaps: 5.0; else ValueError."""
+    number = float(value)
+    if isinstance(value, bool) or not number.is_integer():
+        raise ValueError(value)
+    return int(number)
+
+
+def _starts(tokenizer: Any, text: str, ids: np.ndarray) -> np.ndarray:
+    """At which character of a document each token begins; tokens of one character begin at the same."""
+    if tokenizer.is_fast:  # which knows it where it normalises text too, or does not know a word
+        read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        if read.input_ids == ids.tolist():
+            return np.maximum.accumulate(np.array([start for start, _ in read.offset_mapping], int))
     sizes = [len(_BYTE.sub("", text)) for text in token_texts(tokenizer, ids.tolist())]
     return np.concatenate([[0], np.cumsum(sizes[:-1])])
 
@@ -421,14 +455,14 @@ def labels_of(
     if name == LABELS and own is not None:
         values = np.concatenate([half.last(own, tokens) for half in halves])
         known = values != ""
-        numbers = _numbers({*values[known].tolist()})
+        values[known] = _classes(values[known].tolist())
         of = [np.full(len(ids), number) for number, ids in enumerate(documents)]
         numbered = np.concatenate([half.last(of, tokens) for half in halves])
         pairs = {*zip(numbered[known].tolist(), values[known].tolist(), strict=True)}
         same = numbered[:, -1] if len(pairs) == len({number for number, _ in pairs}) else None
-        if numbers is None:
-            return Labels(CLASSES, values.astype(str), known, documents=same)
-        return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known, documents=same)
+        if len({*values[known].tolist()}) > _FEW and all(isinstance(value, float) for value in values[known].tolist()):
+            return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known, documents=same)
+        return Labels(CLASSES, values.astype(str), known, documents=same)
     is_open = open_lines if name == OPEN_LINE else open_strings
     used = {number for half in halves for number, _, _ in half.pieces}
     by_document = [
@@ -439,13 +473,12 @@ def labels_of(
     return Labels(CLASSES, values.astype(int), np.ones(values.shape, bool), "1: open after the token")
 
 
-def _numbers(values: set[str]) -> list[float] | None:
-    """The values as numbers, if all of more than two are."""
+def _classes(labels: list[str]) -> list[Any]:
+    """The labels, as numbers if all are: of these one may be written in several ways."""
     try:
-        numbers = [float(value) for value in values]
+        return [float(label) for label in labels]
     except ValueError:
-        return None
-    return numbers if len(numbers) > _FEW else None
+        return labels
 
 
 def open_lines(tokens: Sequence[str]) -> np.ndarray:
@@ -511,6 +544,11 @@ def _check_known(name: str, labels: Labels, training: int) -> None:
     check_labels(labels.values[:training][known], groups, labels.kind, f"--probe {name}")
     if labels.known[training:].any(1).sum() < 2:
         raise Refused(f"--probe {name}: fewer than two texts to test on have labels; give more texts or labels")
+    tested = labels.values[training:][labels.known[training:]]
+    if labels.kind == NUMBERS:
+        check_finite(tested, f"--probe {name}")
+        if len(values := np.unique(tested)) < 2:
+            raise Refused(f"--probe {name}: all to test on are {values[0]!s}; R2 needs two values, give more labels")
 
 
 _COPIED = 32
@@ -538,6 +576,7 @@ STRENGTHS = {"classes": (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "numbers": (1e4, 1e3, 1e2
 """C of LogisticRegression and alpha of Ridge that are tried, from the strongest penalty to the weakest."""
 FOLDS, RESAMPLES = 3, 1000
 _ITERATIONS = 1000
+_ROUNDING = 1e-12
 LEAST = 20
 """Labels to train on."""
 FEW_TYPES = 20
@@ -554,7 +593,10 @@ class TextScores:
     kind: str
     texts: np.ndarray
     sums: np.ndarray
-    """(text, 2): hits and labels; or (text, 4): squared errors, labels, their sum and their squares' sum."""
+    """(text, 2): hits and labels; or (text, 4): squared errors, labels, their sum and their squares' sum.
+
+    Labels in these sums are less one number, the same for all texts: that of a large mean leaves no digits.
+    """
 
     @property
     def value(self) -> float:
@@ -570,37 +612,48 @@ class TextScores:
         if self.kind == "classes":
             return sums[:, 0] / sums[:, 1]
         errors, count, total, squares = sums.T
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return 1 - errors / (squares - total**2 / count)
+        spread = squares - total**2 / count
+        spread[spread <= _ROUNDING * squares] = np.nan  # of equal labels, which have no R2
+        return 1 - errors / spread
 
 
 @dataclass(frozen=True)
 class Probe:
     """A trained probe. estimator: scikit-learn's. strength: the C or alpha chosen, None for the user's own estimator.
 
-    kind: `classes` or `numbers`. texts: those trained on; classes: the labels known, of `classes`.
+    kind: `classes` or `numbers`. texts: those trained on. mean: of the numbers trained on.
     """
 
     estimator: Any
     kind: str
     strength: float | None
     texts: frozenset[Any] = field(repr=False)
+    mean: float = field(default=0.0, repr=False)
 
     def score(self, states: Any, labels: Any, groups: Any) -> TextScores:
         """Scores by text on other texts, as `fit_probe` takes them.
 
-        Raises Refused for texts that were trained on.
+        Raises Refused for texts that were trained on, and for what is not like that trained on: width, types.
         """
         states, labels, groups = flat(states, labels, groups)
+        if not len(labels):
+            raise Refused("no tokens to score a probe on; give states with labels")
+        if states.shape[1] != (width := getattr(self.estimator, "n_features_in_", states.shape[1])):
+            raise Refused(f"states are {states.shape[1]} wide, the probe was trained on {width}; read the same layer")
+        _check_alike("groups", groups, np.array([*self.texts] or groups))
         if common := self.texts & {*groups.tolist()}:
             raise Refused(f"text {next(iter(common))!r} was trained on; score a probe on other texts")
-        labels = labels.astype(float) if self.kind == "numbers" else labels
+        labels = _of_kind(labels, self.kind)
+        if self.kind == "numbers":
+            check_finite(labels)
         guessed = self.estimator.predict(states)
+        _check_alike("labels", labels, np.asarray(guessed))
         texts, at = np.unique(groups, return_inverse=True)
         if self.kind == "classes":
             columns = [guessed == labels, np.ones(len(labels))]
         else:
-            columns = [(guessed - labels) ** 2, np.ones(len(labels)), labels, labels**2]
+            centered = labels - self.mean
+            columns = [(guessed - labels) ** 2, np.ones(len(labels)), centered, centered**2]
         sums = np.stack([np.bincount(at, column, len(texts)) for column in columns], 1)
         return TextScores(self.kind, texts, sums)
 
@@ -625,7 +678,7 @@ def fit_probe(
         A `Probe`; its `score` is of other texts.
 
     Raises:
-        Refused: Fewer than 20 labels, one class, one text, or states that are not finite.
+        Refused: Fewer than 20 labels, one class, one text, states that are not finite, or labels not of the kind.
 
     Examples:
         >>> states = np.random.default_rng(0).normal(size=(8, 50, 6))  # text, token, dim
@@ -637,15 +690,18 @@ def fit_probe(
     """
     states, labels, groups = flat(states, labels, groups)
     kind = kind or ("numbers" if labels.dtype.kind == "f" else "classes")
-    labels = labels.astype(float) if kind == "numbers" else labels
+    if kind not in STRENGTHS:
+        raise Refused(f"kind={kind!r} is not known; known: {', '.join(STRENGTHS)}")
+    labels = _of_kind(labels, kind)
     check_labels(labels, groups, kind)
+    texts, mean = frozenset(groups.tolist()), float(labels.mean()) if kind == "numbers" else 0.0
     if estimator is not None:
         from sklearn.base import clone
 
         own: Any = clone(estimator)
-        return Probe(own.fit(states, labels), kind, None, frozenset(groups.tolist()))
+        return Probe(own.fit(states, labels), kind, None, texts, mean)
     strength = chosen_strength(states, labels, groups, kind) if strength is None else strength
-    return Probe(linear(kind, strength).fit(states, labels), kind, strength, frozenset(groups.tolist()))
+    return Probe(linear(kind, strength).fit(states, labels), kind, strength, texts, mean)
 
 
 def linear(kind: str, strength: float) -> Any:
@@ -693,19 +749,48 @@ def _array(values: Any) -> np.ndarray:
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() else values
     array = np.asarray(values)
-    return array.astype(str) if array.dtype.kind == "O" else array
+    if array.dtype.kind != "O":
+        return array
+    if any(value is None or value != value for value in array.ravel().tolist()):  # NaN alone is not itself
+        raise Refused("None or NaN is among the labels or groups; leave these tokens out")
+    return array.astype(str)
+
+
+def _of_kind(labels: np.ndarray, kind: str) -> np.ndarray:
+    """The labels as a probe of this kind takes them. Refused for names as numbers, and for fractions as classes."""
+    if kind == "numbers":
+        try:
+            return labels.astype(float)
+        except ValueError as error:
+            raise Refused(f"labels of kind numbers are no numbers: {error}; take kind='classes'") from None
+    if labels.dtype.kind == "f" and not (np.isfinite(labels) & (labels == np.floor(labels))).all():
+        raise Refused("labels of kind classes are no integers; take kind='numbers', or give names")
+    return labels
+
+
+def _check_alike(what: str, values: np.ndarray, trained: np.ndarray) -> None:
+    """Refused for texts where numbers were trained on, or the reverse, which are never equal."""
+    types = ["text" if each.dtype.kind in "USO" else "numbers" for each in (values, trained)]
+    if types[0] != types[1]:
+        raise Refused(f"{what} are {types[0]}, those that the probe was trained on {types[1]}; give the same type")
 
 
 def check_labels(labels: np.ndarray, groups: np.ndarray, kind: str, what: str = "labels") -> None:
     """Refused for too few labels, one class or value, or one text."""
     if len(labels) < LEAST:
         raise Refused(f"{what}: {len(labels)} to train on are fewer than {LEAST}; give more texts or labels")
-    if kind == "numbers" and not np.isfinite(labels).all():
-        raise Refused(f"{what}: a label is not a finite number; leave it out")
+    if kind == "numbers":
+        check_finite(labels, what)
     if len(values := np.unique(labels)) < 2:
         raise Refused(f"{what}: all to train on are {values[0]!s}; a probe needs two classes or values")
     if len(np.unique(groups)) < 2:
         raise Refused(f"{what}: all to train on are of one text; a probe needs two, of which one is held out")
+
+
+def check_finite(labels: np.ndarray, what: str = "labels") -> None:
+    """Refused for numbers that are not finite."""
+    if not np.isfinite(labels).all():
+        raise Refused(f"{what}: a label is not a finite number; leave it out")
 
 
 def control_labels(labels: Any, types: Any, seed: int = 0) -> np.ndarray:
@@ -724,6 +809,8 @@ def control_labels(labels: Any, types: Any, seed: int = 0) -> np.ndarray:
         ['verb', 'noun', 'verb', 'noun']
     """
     labels, types = _array(labels), _array(types)
+    if labels.shape != types.shape:
+        raise Refused(f"types {types.shape} are not one for each label {labels.shape}; give the type of each token")
     drawn = {}
     known = labels.ravel()
     for kind in np.unique(types).tolist():
@@ -747,7 +834,8 @@ class Bootstrap:
             if not np.array_equal(scores.texts, minus.texts):
                 raise Refused("scores of different texts are not paired")
             value, values = value - minus.value, values - minus.resampled(self.weights)
-        low, high = np.quantile(values[np.isfinite(values)], [0.025, 0.975]) if self.texts > 1 else (math.nan, math.nan)
+        finite = values[np.isfinite(values)]  # R2 is not where all labels of a resample are the same
+        low, high = np.quantile(finite, [0.025, 0.975]) if self.texts > 1 and len(finite) else (math.nan, math.nan)
         return Interval(value, float(low), float(high))
 
     def is_clear(self, scores: TextScores, minus: TextScores, tests: int) -> bool:
@@ -755,7 +843,8 @@ class Bootstrap:
         if self.texts < 3:
             return False
         difference = scores.resampled(self.weights) - minus.resampled(self.weights)
-        error = float(difference[np.isfinite(difference)].std())
+        finite = difference[np.isfinite(difference)]
+        error = float(finite.std()) if len(finite) else math.nan
         if scores.kind == "classes":  # of few labels all may be right by luck: no error is below one label's
             error = max(error, 1 / float(scores.sums[:, 1].sum()))
         return scores.value - minus.value > stdtrit(self.texts - 1, 1 - 0.025 / tests) * error

@@ -31,6 +31,7 @@ from probe.commands.readout.page import headline, write_readout
 from probe.commands.readout.plan import (
     FEW_TYPES,
     LENS,
+    NUMBERS,
     STATES,
     Bootstrap,
     Labels,
@@ -236,11 +237,17 @@ class ReadoutExperiment(Experiment):
         self.plan, self.states = plan, Path()
 
     def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
-        """As for Experiment, without the rows of texts whose states are not there."""
+        """As for Experiment, without the rows of texts whose states are not there, and of probes of another reference.
+
+        Methods may be added, and the reference then changes. Rows of older journals do not tell theirs.
+        """
         journal = super().open_journal(out, overwrite=overwrite)
         self.states = out / self.folder / "states"
         for key in [key for key in journal.rows if key[0] == STATES and not states_path(self.states, key).is_file()]:
             del journal.rows[key]
+        for key in self.plan.probes:
+            if key in journal.rows and journal.rows[key].get("reference") != self.plan.reference:
+                del journal.rows[key]
         return journal
 
     def tasks(self, rows: JournalRows) -> Sequence[Task]:
@@ -314,7 +321,8 @@ class Prober:
             here, control = self._fit(key.name, key.method, key.length)
             scores |= {"transfer": trained.score(*test), "refit": here.score(*test)}
         scores["control"] = control.score(*self._part(self._control(key.name), key.method, key.length, test=True))
-        return {"strength": here.strength, "sums": {name: each.sums.tolist() for name, each in scores.items()}}
+        sums = {name: each.sums.tolist() for name, each in scores.items()}
+        return {"reference": plan.reference, "strength": here.strength, "sums": sums}
 
     def _at_trained_length(self, name: str, method: str) -> tuple[Probe, Probe]:
         if (name, method) not in self._fitted:
@@ -362,7 +370,8 @@ class Prober:
         training, values = types[:half][known[:half]], labels.values[:half][known[:half]]
         guess = _Frequent({kind: _typical(values[training == kind]) for kind in np.unique(training).tolist()},
                           _typical(values))  # fmt: skip
-        return Probe(guess, labels.kind, None, frozenset()).score(types[half:][known[half:]][:, None], *test[1:])
+        mean = float(values.mean()) if labels.kind == NUMBERS else 0.0
+        return Probe(guess, labels.kind, None, frozenset(), mean).score(types[half:][known[half:]][:, None], *test[1:])
 
 
 def _typical(values: np.ndarray) -> Any:

@@ -1,5 +1,7 @@
 """Linear probes on any states: compared with scikit-learn's own, split by text, and refused."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from sklearn.dummy import DummyClassifier
@@ -8,6 +10,11 @@ from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV, GroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from mesa.errors import Refused
 from mesa.models import tokenizer_of
@@ -49,6 +56,17 @@ def test_a_probe_is_the_one_that_scikit_learn_finds(kind):
     assert low < scores.value < high
 
 
+def test_r2_is_that_of_numbers_far_from_0():
+    states, _, numbers = drawn()
+    shifted = numbers + 1.7e9  # such as seconds since 1970
+    scores = [
+        fit_probe(states[:6], labels[:6], np.arange(6)).score(states[6:], labels[6:], np.arange(6, 12))
+        for labels in (numbers, shifted)
+    ]
+    assert scores[1].value == pytest.approx(scores[0].value, abs=1e-5)
+    assert Bootstrap(6).interval(scores[1]) == pytest.approx(Bootstrap(6).interval(scores[0]), abs=1e-5)
+
+
 def test_resamples_are_of_texts_and_paired():
     states, names, _ = drawn()
     trained = fit_probe(states[:6], names[:6], np.arange(6))
@@ -69,16 +87,34 @@ def test_few_labels_that_are_all_right_are_not_clear():
     assert Bootstrap(4).is_clear(right, wrong, 12)
 
 
+_OF_TEXTS = ("convert_ids_to_tokens", "added_tokens_decoder", "backend_tokenizer", "decode")
+"""What `token_texts` reads of a tokenizer."""
+
+
 @pytest.mark.parametrize(
     "text", ["n\u00e9\u6f22\u5b57\U0001f642 na\u00efve", "\u6f22", "x\U0001f642y\u0301z", "plain\n text"]
 )
 def test_characters_are_of_the_last_token_that_holds_them(text):
     tokenizer = tokenizer_of("default")
     read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    starts = _starts(tokenizer, np.array(read.input_ids))
+    starts = _starts(tokenizer, text, np.array(read.input_ids))
+    slow = SimpleNamespace(is_fast=False, **{name: getattr(tokenizer, name) for name in _OF_TEXTS})
+    np.testing.assert_array_equal(_starts(slow, text, np.array(read.input_ids)), starts)
     for end in range(1, len(text) + 1):
         expected = max(token for token, (start, stop) in enumerate(read.offset_mapping) if start < end <= stop)
         assert np.searchsorted(starts, end) - 1 == expected
+
+
+@pytest.mark.parametrize("text", ["re\u0301sume\u0301: here it is", "\u6f22 unknown \u5b57, here it is"])
+def test_characters_that_a_tokenizer_normalises_or_does_not_know_are_counted(text):
+    backend = Tokenizer(WordLevel({word: number for number, word in enumerate("<unk> here it is".split())}, "<unk>"))
+    backend.normalizer, backend.pre_tokenizer = NFC(), Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    starts = _starts(tokenizer, text, np.array(ids))
+    for word in ("here", "it", "is"):
+        at = np.searchsorted(starts, text.index(word) + len(word)) - 1
+        assert tokenizer.decode(ids[at]) == word
 
 
 def test_random_labels_are_not_read():
@@ -127,6 +163,55 @@ def test_what_no_probe_can_be_trained_on_is_refused(change, message):
     states, names, _ = drawn()
     with pytest.raises(Refused, match=message):
         fit_probe(*change(states[:6], names[:6], np.arange(6)))
+
+
+def test_r2_of_equal_labels_has_no_interval_and_labels_that_are_no_numbers_are_refused():
+    states, _, numbers = drawn()
+    trained = fit_probe(states[:6], numbers[:6], np.arange(6))
+    equal = trained.score(states[6:], np.full((6, TOKENS), 1.5), np.arange(6, 12))
+    draws = Bootstrap(6)
+    assert np.isnan(draws.interval(equal)[1:]).all()
+    assert not draws.is_clear(equal, equal, 1)
+    with pytest.raises(Refused, match="a label is not a finite number"):
+        trained.score(states[6:], np.where(numbers[6:] > 1, np.nan, numbers[6:]), np.arange(6, 12))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda states, names, numbers, texts: fit_probe(states, names, texts, kind="class"), "known: classes, numb"),
+        (lambda states, names, numbers, texts: fit_probe(states, names, texts, kind="numbers"), "take kind='classes'"),
+        (lambda states, names, numbers, texts: fit_probe(states, numbers, texts, kind="classes"), "kind='numbers'"),
+        (lambda states, names, numbers, texts: fit_probe(states, some(names, None), texts), "None or NaN is among"),
+        (lambda states, names, numbers, texts: fit_probe(states, some(names, np.nan), texts), "None or NaN is among"),
+        (lambda states, names, numbers, texts: control_labels(names, texts), r"types \(12,\) are not one for each"),
+    ],
+)
+def test_labels_that_are_not_of_the_kind_are_refused(call, message):
+    with pytest.raises(Refused, match=message):
+        call(*drawn(), np.arange(TEXTS))
+
+
+def some(names, gap):
+    """Names with gaps."""
+    return np.where(np.arange(TOKENS) % 3 == 0, gap, names.astype(object))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda states, labels, texts: (states[..., :4], labels, texts), "states are 4 wide, the probe was trained on"),
+        (lambda states, labels, texts: (states[:0], labels[:0], texts[:0]), "no tokens to score"),
+        (lambda states, labels, texts: (states, labels, texts.astype(str)), "groups are text, those that the probe"),
+        (lambda states, labels, texts: (states, labels.astype(int), texts), "labels are numbers, those that the probe"),
+    ],
+)
+def test_what_is_not_like_that_trained_on_is_not_scored(change, message):
+    states, _, numbers = drawn()
+    labels = (numbers > 0).astype(int).astype(str)
+    trained = fit_probe(states[:6], labels[:6], np.arange(6))
+    with pytest.raises(Refused, match=message):
+        trained.score(*change(states[6:], labels[6:], np.arange(6, 12)))
 
 
 def test_texts_that_were_trained_on_are_not_scored():

@@ -1,5 +1,7 @@
 """What a readout's page says and draws."""
 
+from dataclasses import replace
+
 import pytest
 import readings
 from synthetic import evaluation, hidden_states, write_run
@@ -24,6 +26,17 @@ def test_the_answer_tells_lost_and_moved_of_the_layer_that_reads_best():
         "1.00 [0.95, 1.05] nats/token.",
         "Lens, rerope at 1024 tokens: the loss is not clearly above that at M (0.00 [-0.05, 0.05] nats/token).",
     ]
+
+
+@pytest.mark.parametrize(("kind", "least"), [("classes", ""), ("numbers", ", or 0")])
+def test_what_a_probe_is_not_above_is_said(kind, least):
+    summary = readings.summary()
+    summary.probed["previous-1"] = replace(summary.probed["previous-1"], kind=kind)
+    rows = [replace(row, is_read=row.is_read and row.method == "origin", chance=0.92) for row in summary.probes]
+    said = page.answers(replace(summary, probes=rows))[1]
+    assert said.endswith(f"; not clearly above its control and chance (0.92){least}, so nothing is claimed.")
+    first = page.answers(replace(summary, probes=[replace(row, is_read=False) for row in rows]))[0]
+    assert f"reads clearly more than its control and chance{least} (best: layer" in first
 
 
 def test_nothing_is_claimed_of_a_model_that_is_not_trained():

@@ -16,7 +16,7 @@ from mesa.errors import Refused
 from mesa.models import tokenizer_of
 from probe.commands.readout import ReadoutRequest
 from probe.commands.readout.page import answers
-from probe.commands.readout.plan import Labels, ReadoutKey, _check_apart, open_strings, plan, read_labels
+from probe.commands.readout.plan import Labels, ReadoutKey, _check_apart, _check_known, open_strings, plan, read_labels
 from probe.commands.readout.result import READOUT
 from probe.commands.readout.run import Prober, _Summary, states_path
 from probe.thresholds.state_distance import StateReference
@@ -134,6 +134,16 @@ def test_a_run_that_lacks_states_reads_them_again_and_adds_probes(folder, whole,
     assert {"lens.csv", "probes.csv"} <= {path.name for path in (whole / "files").iterdir()}
 
 
+def test_probes_of_another_reference_are_scored_again(folder, tmp_path):
+    both = ("--methods", "origin,rerope")
+    for options in (("--methods", "rerope"), both):
+        assert run(folder, tmp_path / "added", "--probe", "position", *options) == 0
+    assert run(folder, tmp_path / "once", "--probe", "position", *both) == 0
+    added, once = (READOUT.read(tmp_path / name) for name in ("added", "once"))
+    assert added.reference == "origin"
+    assert repr(added.probes) == repr(once.probes)
+
+
 def test_labels_of_the_users_are_read_by_token_and_by_character(folder, tmp_path):
     texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
     rows = [
@@ -174,10 +184,27 @@ def test_what_cannot_be_read_is_refused_in_one_line(folder, tmp_path, capsys, op
 
 
 @pytest.mark.parametrize(
+    ("tested", "message"),
+    [(1.5, "all to test on are 1.5; R2 needs two values"), ("nan", "not a finite number"), ("inf", "not a finite")],
+)
+def test_numbers_to_test_on_that_have_no_r2_are_refused_before_the_passes(tested, message):
+    known = np.ones((8, 10), bool)
+    values = np.arange(80.0).reshape(8, 10)
+    values[4:, 1:] = float(tested)
+    values[4:, 0] = 1.5
+    with pytest.raises(Refused, match=message):
+        _check_known("labels", Labels("numbers", values, known), 4)
+
+
+@pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([{"text": "a", "label": "x"}], "row 1 has text, label; it needs text, label, and token or end"),
         ([{"text": "a", "token": "b", "label": "x"}], "token 'b', end None are no integers"),
+        ([{"text": "a", "token": 3.7, "label": "x"}], "token 3.7, end None are no integers"),
+        ([{"text": ["a"], "token": 0, "label": "x"}], "text ['a'] is neither a text nor the number of one"),
+        ([{"text": "9" * 5000, "token": 0, "label": "x"}], "text is a number of 5000 digits"),
+        ([{"text": "a", "token": 0, "label": float("nan")}], "label nan is not finite; leave the row out"),
         ([{"text": "a few words", "token": 99, "label": "x"}], "text 0 has 3 tokens, none is 99"),
         ([{"text": "9", "token": 0, "label": "x"}], "text 9 is not there; there are 8, from 0"),
         ([{"text": -1, "token": 0, "label": "x"}], "text -1 is not there; there are 8, from 0"),
@@ -215,6 +242,37 @@ def test_where_a_documents_labels_are_alike_documents_are_resampled(folder, tmp_
     scores = _Summary(SimpleNamespace(training=8, labels={"labels": alike}, layers=[0], lengths=[M], methods=[0]), rows)
     assert scores._scores(row)["inside"].sums.sum(0).tolist() == [8, 16]
     assert len(scores._scores(row)["inside"].texts) == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "kind", "count"),
+    [(["0", 0, 0.0, "1", 1.0], "classes", 2), (["0", 1, 1.0, 2], "numbers", 3), (["1", "1.0", "a"], "classes", 3)],
+)
+def test_a_number_is_one_label_however_it_is_written(folder, tmp_path, written, kind, count):
+    texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
+    rows = [{"text": text, "end": end, "label": written[end % len(written)]}
+            for text in texts for end in range(20, len(text), 23)]  # fmt: skip
+    if kind == "classes" and "a" not in written:
+        rows += [{**rows[0], "label": str(float(rows[0]["label"]))}]  # the same label once more
+    (file := tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    planned = plan(ReadoutRequest(model=str(folder), labels=file, samples=8, lengths=(LENGTH,), properties=("none",)))
+    labels = planned.labels["labels"]
+    assert (labels.kind, len(np.unique(labels.values[labels.known]))) == (kind, count)
+
+
+def test_no_token_with_a_label_is_read_twice(folder, tmp_path):
+    tokenizer = tokenizer_of(str(folder))
+    texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
+    rows = [{"text": text, "token": token, "label": number * 10_000 + token}
+            for number, text in enumerate(texts)
+            for token in range(len(tokenizer(text, add_special_tokens=False).input_ids))]  # fmt: skip
+    (file := tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    planned = plan(ReadoutRequest(
+        model=str(folder), labels=file, samples=2000, tokens=TOKENS - 3, lengths=(LENGTH,), properties=("none",)
+    ))  # fmt: skip
+    labels = planned.labels["labels"]
+    assert not labels.known.all()
+    assert sorted(labels.values[labels.known]) == sorted(row["label"] for row in rows)  # each once, none left out
 
 
 @pytest.mark.parametrize("types", [[7], [7, 9], [*range(40), *[99] * 200]])
@@ -328,6 +386,18 @@ def test_few_tokens_that_are_read_may_be_in_both_halves():
     _check_apart(windows, 1, 16)  # 15 in a row are in both
     with pytest.raises(Refused, match="overlap"):
         _check_apart([windows[0], windows[0] + 20], 1, 16)
+
+
+@pytest.mark.parametrize("name", ["labels.parquet", "labels.txt"])
+def test_labels_in_a_file_of_another_kind_are_refused(tmp_path, name):
+    (file := tmp_path / name).write_text("text,end,label\na,1,x\n")
+    with pytest.raises(Refused, match="is no csv, tsv or jsonl file"):
+        read_labels(file)
+
+
+def test_integers_that_pandas_writes_as_floats_are_read(tmp_path):
+    (file := tmp_path / "labels.csv").write_text("text,token,end,label\na b,,3.0,x\na b,0.0,,y\n")
+    assert [row[1:3] for row in read_labels(file)] == [(None, 3), (0, 0)]
 
 
 def test_labels_that_are_no_file_are_refused(tmp_path):
