@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import stdtrit
+from scipy.special import ndtr, stdtrit
 
 from mesa.decoder import check_layers
 from mesa.errors import Refused
@@ -828,14 +828,21 @@ class Bootstrap:
         self.weights = rng.multinomial(texts, np.full(texts, 1 / texts), resamples).astype(float)
 
     def interval(self, scores: TextScores, minus: TextScores | None = None) -> Interval:
-        """The score, or its difference to another on the same texts, with its 95% interval."""
+        """The score, or its difference to another on the same texts, with its 95% interval.
+
+        Percentiles are taken further out, as of few texts the bootstrap is too narrow (Hesterberg 2015, arXiv
+        1411.5279): it missed a true difference in 15% of draws with 6 texts, 10% with 12, 6% with 32.
+        """
         value, values = scores.value, scores.resampled(self.weights)
         if minus is not None:
             if not np.array_equal(scores.texts, minus.texts):
                 raise Refused("scores of different texts are not paired")
             value, values = value - minus.value, values - minus.resampled(self.weights)
         finite = values[np.isfinite(values)]  # R2 is not where all labels of a resample are the same
-        low, high = np.quantile(finite, [0.025, 0.975]) if self.texts > 1 and len(finite) else (math.nan, math.nan)
+        if self.texts < 2 or not len(finite):
+            return Interval(value, math.nan, math.nan)
+        out = float(ndtr(math.sqrt(self.texts / (self.texts - 1)) * stdtrit(self.texts - 1, 0.025)))
+        low, high = np.quantile(finite, [out, 1 - out])
         return Interval(value, float(low), float(high))
 
     def is_clear(self, scores: TextScores, minus: TextScores, tests: int) -> bool:
