@@ -13,7 +13,7 @@ import mesa
 import probe
 from mesa.errors import Refused
 from probe.figures.states import distance_layers
-from probe.thresholds.state_distance import text_distances
+from probe.thresholds.state_distance import compared, text_distances
 
 M, DIMS = 64, 24
 
@@ -90,6 +90,29 @@ def test_one_document_is_refused():
     inside, _ = correlated(np.random.default_rng(4))
     with pytest.raises(Refused, match="two documents"):
         probe.state_distance(inside, inside, documents=["a"] * 8)
+
+
+@pytest.mark.parametrize("texts", [4, 8])
+def test_where_nothing_changes_one_interval_in_20_excludes_1(texts):
+    rng = np.random.default_rng(6)
+    near = 1 + 0.08 * rng.normal(size=(2000, texts))
+    far = near + 0.1 * rng.normal(size=near.shape)
+    false = np.mean([compared(*each).direction != "level" for each in zip(near, far, strict=True)])
+    assert false == pytest.approx(0.05, abs=0.02)
+
+
+def test_texts_of_a_document_count_once():
+    rng = np.random.default_rng(7)
+    documents = np.repeat(range(8), 6)
+    near = np.ones(48)
+    shared = rng.normal(size=(1000, 8))[:, documents]
+    false = [compared(near, 1 + 0.1 * each, documents).direction != "level" for each in shared]
+    assert np.mean(false) == pytest.approx(0.05, abs=0.03)
+    inside, _ = correlated(rng, texts=6)
+    beyond = 100 + 0.5 * (inside - 100)
+    of_two = probe.state_distance(inside, beyond, documents=list("aaabbb"))
+    assert (of_two.texts, np.isnan(of_two.low), of_two.direction) == (6, True, "level")
+    assert probe.state_distance(inside, beyond, documents=list("abcdde")).direction == "collapse"
 
 
 def texts_of(shrunk):
