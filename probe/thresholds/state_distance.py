@@ -108,8 +108,7 @@ def state_distance(
         states: Those at another length (text, token, dim), the texts in the same order; best of the same tokens.
         reference: What is fitted (text, token, dim): in-window states of the unmodified model, of the same texts.
             Default: `inside`.
-        documents: A label a text: those with the same one are left out of a fit together, and count as one, their mean.
-            Default: all differ.
+        documents: A label a text: those that share one are left out together and count once. Default: all differ.
         components: Principal components; default 64.
 
     Returns:
@@ -155,7 +154,7 @@ def find_state_distance(hidden: xr.DataArray, trained_length: int, *, reference:
 
         - `ratio` = mean squared distance a component (`StateReference.distances`) over the method's own in [M/4, M),
           means over texts: below 1 where states collapse towards the centre, above where they grow
-        - `low`, `high`: its 95% interval over texts (Student's, of its logarithm); NaN for fewer than four
+        - `low`, `high`: its 95% interval over texts (Student's); NaN for fewer than four
         - `inside` (method, layer): the distance in [M/4, M); 1 is the reference's on the texts that are fitted
 
     Raises:
