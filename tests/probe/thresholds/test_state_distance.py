@@ -16,6 +16,7 @@ import probe
 from mesa.errors import Refused
 from probe.figures.states import distance_layers
 from probe.thresholds.state_distance import compared, text_distances
+from probe.thresholds.watch import StateWatch
 
 M, DIMS = 64, 24
 
@@ -227,6 +228,25 @@ def test_the_watch_follows_the_cache():
         with torch.no_grad():
             loaded.model(prompts[:1])
         assert [row[-1] for row in watching.distances] == [pytest.approx(alone[0], rel=1e-4)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rejected_drafts_leave_no_trace_in_the_watch():
+    rng = np.random.default_rng(8)
+    states = rng.normal(size=(2, 300, DIMS)) * np.where(np.arange(300) < 200, 1, 0.5)[:, None]
+    direct, drafted = (StateWatch(probe.StateReference.fit(states), 1.0, 16, 0.6, 0.0, 9) for _ in range(2))
+    direct.begin(torch.zeros(2, 300, dtype=torch.long), 0)
+    direct.read(states)
+    read = 0
+    while read < 300:
+        right, wrong = min(int(rng.integers(1, 7)), 300 - read), int(rng.integers(0, 15))
+        drafted.begin(torch.zeros(2, right + wrong, dtype=torch.long), read)
+        drafted.read(np.concatenate([states[:, read : read + right], 9 + np.zeros((2, wrong, DIMS))], axis=1))
+        read += right
+    drafted.begin(torch.zeros(2, 1, dtype=torch.long), 300)
+    np.testing.assert_allclose(drafted.distances, direct.distances)
+    assert [each[:2] for each in drafted.detections] == [each[:2] for each in direct.detections]
+    assert direct.detections
 
 
 @pytest.mark.filterwarnings("ignore")
