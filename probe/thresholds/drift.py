@@ -273,8 +273,10 @@ def _judge(
     limit = rule.factor * max(1.0, float(level[usable].max()))
     evaluated = (runs.begin >= trained) & ~warm_up
     out = bool((level[evaluated] > limit).any())
-    passed = int((level[evaluated] > rule.factor * level[usable].max()).sum())
-    chance = layers * chance_of(passed, int(evaluated.sum()), int(usable.sum()), rule.factor)
+    largest = float(level[usable].max())
+    passed = int((level[evaluated] > rule.factor * largest).sum())
+    by = rule.factor if largest else 1.0  # factor times 0 is no further than the largest run inside
+    chance = layers * chance_of(passed, int(evaluated.sum()), int(usable.sum()), by)
     doubt = ""
     if not _rate(np.array(alarms[::2])) <= rule.alarm_rate:  # NaN: none could be evaluated
         doubt = FALSE_DETECTIONS

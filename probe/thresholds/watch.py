@@ -42,42 +42,102 @@ class StateWatch(StoppingCriteria):
     windows: int
     distances: list[list[tuple[int, float]]] = field(default_factory=list)
     detections: list[tuple[int, int, float]] = field(default_factory=list)
-    _pending: Any = None
+    _kept: list[np.ndarray] = field(default_factory=list)
+    _first: int = 0
+    _seen: int = 0
     _read: int = 0
+    _rows: int = 0
+    _ids: Any = None
+    _warned: set[int] = field(default_factory=set)
+    _ended: set[int] = field(default_factory=set)
 
-    def begin(self, before: int, mask: Any = None) -> None:
-        """Notes a pass after `before` cached tokens: without any, a prompt begins. Refused for a padded one."""
-        if isinstance(mask, torch.Tensor) and mask.ndim == 2 and not mask.all():
+    def begin(self, tokens: torch.Tensor, before: int, mask: Any = None, eos: Sequence[int] = ()) -> None:
+        """Notes a pass over `tokens`, ids or embeddings, after `before` cached ones.
+
+        Without any a prompt begins, or goes on without a cache; where the cache is of fewer tokens than were read, the
+        others are dropped; where it is of others, watching begins at its length. Refused for a padded prompt.
+        """
+        if _is_padded(mask, before):
             raise Refused("prompts of a batch are padded, whose states have no distance; watch prompts of one length")
-        if not before:
-            self.distances, self.detections, self._pending, self._read = [], [], None, 0
+        ids = tokens if tokens.ndim == 2 else None
+        is_known = before > 0 and len(tokens) == self._rows and self._first <= before <= self._seen
+        goes_on = not before and ids is not None and self._ids is not None and torch.equal(ids[:, :-1], self._ids)
+        if not is_known:
+            if not goes_on:
+                self._warned, self._ended = set(), set()
+            self._restart(len(tokens), before)
+        elif before < self._seen:
+            self._roll_back(before)
+        self._ids = None if before else ids
+        if ids is not None and (goes_on or (before and ids.shape[1] == 1)):
+            self._ended |= {row for row, token in enumerate(ids[:, -1].tolist()) if token in eos}
+
+    def _restart(self, rows: int, before: int) -> None:
+        """Watches `rows` from the first window that begins after `before` tokens."""
+        self.distances, self.detections, self._kept = [[] for _ in range(rows)], [], []
+        self._rows, self._first, self._seen, self._read = rows, before, before, self._window_from(before)
+
+    def _roll_back(self, before: int) -> None:
+        """Drops what was read after `before` tokens: a draft's that were rejected, or of a cropped cache."""
+        self._kept = [np.concatenate(self._kept, axis=1)[:, : before - self._first]]
+        self._seen = before
+        self._read = max(min(self._read, before // self.window * self.window), self._window_from(self._first))
+        self.distances = [[each for each in row if each[0] <= before] for row in self.distances]
+        self.detections = [each for each in self.detections if each[1] <= before]
+
+    def _window_from(self, position: int) -> int:
+        return -(-position // self.window) * self.window
 
     def read(self, states: np.ndarray) -> None:
         """Takes the states of new tokens (row, token, dim); each full window is evaluated once."""
-        states = states if self._pending is None else np.concatenate([self._pending, states], axis=1)
-        self.distances = self.distances or [[] for _ in states]
-        while states.shape[1] >= self.window:
-            now, states, self._read = states[:, : self.window], states[:, self.window :], self._read + self.window
-            if self._read == self.window:  # the first tokens' states have not settled
+        self._kept.append(states)
+        self._seen += states.shape[1]
+        if self._seen < self._read + self.window:
+            return
+        kept = np.concatenate(self._kept, axis=1)
+        while self._seen >= self._read + self.window:
+            now = kept[:, self._read - self._first :][:, : self.window]
+            self._read += self.window
+            if self._read > self.window:  # the first tokens' states have not settled
+                self._evaluate(now)
+        first = max(self._first, self._read - self.window)  # a window is kept: drafts are rejected across its end
+        self._kept, self._first = [kept[:, first - self._first :].copy()], first
+
+    def _evaluate(self, now: np.ndarray) -> None:
+        ended = self._ended if len(self._ended) < self._rows else ()  # what goes on after every row's EOS is no padding
+        rows = [row for row in range(self._rows) if row not in ended]
+        if not np.isfinite(now[rows]).all():
+            raise Refused(f"states before token {self._read} are not finite; they have no distance: check the model")
+        for row, ratio in zip(rows, self.reference.distances(now[rows]).mean(1) / self.inside, strict=True):
+            self.distances[row].append((self._read, float(ratio)))
+            if self.limit <= ratio <= 1 / self.limit:
                 continue
-            for row, ratio in enumerate(self.reference.distances(now).mean(1) / self.inside):
-                self.distances[row].append((self._read, float(ratio)))
-                if self.limit <= ratio <= 1 / self.limit:
-                    continue
-                if not any(row == detected for detected, _, _ in self.detections):
-                    within = f"crossed by {tally(self.false_detection_rate * self.windows, self.windows)} within M"
-                    warnings.warn(
-                        f"states of row {row} are at {ratio:z.2f} of their in-window distance after {self._read} "
-                        f"tokens (limit {self.limit:g}; {within})",
-                        stacklevel=2,
-                    )
-                self.detections.append((row, self._read, float(ratio)))
-        self._pending = states
+            if row not in self._warned:
+                within = f"crossed by {tally(self.false_detection_rate * self.windows, self.windows)} within M"
+                warnings.warn(
+                    f"states of row {row} are at {ratio:z.2f} of their in-window distance after {self._read} "
+                    f"tokens (limit {self.limit:g}; {within})",
+                    stacklevel=3,
+                )
+                self._warned.add(row)
+            self.detections.append((row, self._read, float(ratio)))
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
         """Which rows have a detection: `generate` ends them."""
         rows = {row for row, _, _ in self.detections}
         return torch.tensor([row in rows for row in range(len(input_ids))], device=input_ids.device)
+
+
+def _is_padded(mask: Any, before: int) -> bool:
+    """Whether a token has no attention: of a prepared mask (row, head, token, key), to itself, within a prompt."""
+    if isinstance(mask, dict):
+        mask = mask.get("full_attention", next(iter(mask.values()), None))
+    if not isinstance(mask, torch.Tensor):
+        return False
+    if mask.ndim == 4 and not before:
+        own = mask[:, 0].diagonal(dim1=-2, dim2=-1)
+        return not bool((own if mask.dtype == torch.bool else own >= 0).all())
+    return mask.ndim == 2 and not bool(mask.all())
 
 
 @contextmanager
@@ -90,11 +150,11 @@ def watch(
     trained_length: int | None = None,
     samples: int = 24,
 ) -> Iterator[StateWatch]:
-    """Watches the states of a layer for as long as it lasts, of one prompt and what is generated after it.
+    """Watches a layer's states, of one prompt and what is generated after it.
 
     The in-window distribution is that of `samples` prompts of M tokens under the unmodified model, from M/4 on. States
-    that collapse or grow are a symptom, not a failure; no loss is needed. A new prompt begins a new watch; rows of a
-    batch are of one length, and beam search, which exchanges them, is not followed.
+    that collapse or grow are a symptom, not a failure. A new prompt begins a new watch, another cache one at its
+    length. Rows of a batch are of one length, and left out after the model's EOS; beam search is not followed.
 
     Args:
         loaded: What `mesa.load` returns, without a method; attach one inside.
@@ -109,7 +169,8 @@ def watch(
         A `StateWatch`; pass it as `stopping_criteria=[it]` to end at the first detection.
 
     Raises:
-        Refused: The layer is not there, M is below 16, the texts are too short, or, in a pass, a prompt is padded.
+        Refused: The layer is not there, M below 16, `samples` below 2, texts too short, or, in a pass, a prompt padded
+            or states not finite.
 
     Examples:
         >>> loaded = mesa.load()
@@ -127,6 +188,8 @@ def watch(
         raise Refused(f"layer {layer} is not there; this model has layers 0-{len(layers) - 1}")
     if M < 16:
         raise Refused(f"trained_length={M} is below 16; windows of M/4 states are too short to compare")
+    if samples < 2:
+        raise Refused(f"samples={samples} is below 2; each prompt's states are compared with those of others")
     if not 0 < limit < 1:
         raise Refused(f"limit={limit} is not between 0 and 1: the ratio to the in-window distance that warns")
     prompts = tail_prompts(
@@ -149,8 +212,11 @@ def watch(
     watching = StateWatch(StateReference.fit(inside), mean, window, limit, false, len(ratios))
 
     def begin(module: Any, args: Any, options: Any) -> None:
-        cached = cache_in(options)
-        watching.begin(0 if cached is None else int(cached.get_seq_length()), options.get("attention_mask"))
+        ids, cached = args[0] if args else options.get("input_ids"), cache_in(options)
+        tokens = options["inputs_embeds"] if ids is None else ids
+        before = 0 if cached is None else int(cached.get_seq_length())
+        eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        watching.begin(tokens, before, options.get("attention_mask"), [eos] if isinstance(eos, int) else eos or [])
 
     hooks = [
         decoder_of(model).register_forward_pre_hook(begin, with_kwargs=True),

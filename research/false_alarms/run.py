@@ -1,6 +1,6 @@
 """How often do a probe run's rules call what is not there, what do they miss, and how often do their intervals hold?
 
-python research/false_alarms/run.py             # seven minutes on one core; writes results/*.csv
+python research/false_alarms/run.py             # eight minutes on one core; writes results/*.csv
 python research/false_alarms/run.py noise stated    # these alone
 
 States and scores are drawn from seeds, without a break or with a known one.
@@ -36,6 +36,7 @@ RESULTS = Path(__file__).parent / "results"
 M = 256
 LENGTH = 8 * M
 LAYERS = 100
+SMALL = 480
 MODELS = 30
 LENGTHS = (128, 256, 384, 512, 768, 1024, 1536, 2048)
 METHODS = ("origin", "rerope", "dynamic-ntk")
@@ -77,7 +78,10 @@ GROWTH: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def layers_called(values: np.ndarray, trained_length: int) -> tuple[int, float]:
-    """Of layers (layer, position, dim): how many are called, and their mean printed false-alarm rate (NaN: none)."""
+    """Of layers (layer, position, dim): how many are called, and their mean printed false-alarm rate (NaN: none).
+
+    They count as one model, whose chance is times its layers: fewer of 100 are called than of as many in small models.
+    """
     drift = find_drift(hidden(values[None]), trained_length).isel(method=0)
     called = np.isfinite(drift["first"].values)
     return int(called.sum()), float(drift["false_positive_rate"].values[called].mean()) if called.any() else math.nan
@@ -99,9 +103,11 @@ def noise() -> Rows:
         }
 
 
-def together(rng: np.random.Generator, layers: int, dims: int, factors: int) -> np.ndarray:
-    """States (layer, position, dim) that follow a few shared AR(0.99) factors, and a little white noise."""
-    shared = autoregressive(rng, (layers, LENGTH, factors), 0.99) @ rng.standard_normal((layers, factors, dims))
+def together(
+    rng: np.random.Generator, layers: int, dims: int, factors: int, kind: Callable[..., np.ndarray] = NOISE["AR(0.99)"]
+) -> np.ndarray:
+    """States (layer, position, dim) that follow a few shared factors, and a little white noise."""
+    shared = kind(rng, (layers, LENGTH, factors)) @ rng.standard_normal((layers, factors, dims))
     return shared + 0.3 * rng.standard_normal(shared.shape)
 
 
@@ -115,6 +121,33 @@ def correlated() -> Rows:
             yield {**row, "false_positive_rate": rate}
         models = sum(layers_called(together(rng, 30, 64, factors), M)[0] > 0 for _ in range(MODELS))
         yield {"factors": factors, "dims": 64, "units": MODELS, "of": "models", "detected": models}
+
+
+def small_models() -> Rows:
+    """Layers called by drift in models of 4 layers of 16 dims, without a break: few factors, few different values."""
+    kinds = NOISE | {"AR(0.997)": lambda rng, shape: autoregressive(rng, shape, 0.997)}
+    draws: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
+        f"{kind}, {factors} shared": lambda rng, kind=kind, factors=factors: together(
+            rng, SMALL, 16, factors, kinds[kind]
+        )
+        for kind, factors in (
+            ("AR(0.99)", 1),
+            ("AR(0.99)", 2),
+            ("AR(0.997)", 1),
+            ("random walk", 1),
+            ("random walk", 2),
+        )
+    }
+    draws["random walk"] = lambda rng: NOISE["random walk"](rng, (SMALL, LENGTH, 16))
+    draws["white of 0.15, rounded"] = lambda rng: np.round(0.15 * rng.standard_normal((SMALL, LENGTH, 16)))
+    draws["white above 3"] = lambda rng: np.maximum(rng.standard_normal((SMALL, LENGTH, 16)) - 3, 0)
+    for number, (noise, draw) in enumerate(draws.items()):
+        values = draw(np.random.default_rng([9, number]))
+        models = [layers_called(values[first : first + 4], M) for first in range(0, SMALL, 4)]
+        called = sum(count for count, _ in models)
+        printed = sum(count * rate for count, rate in models if count) / called if called else math.nan
+        row = {"noise": noise, "layers": SMALL, "detected": called, "false_positive_rate": printed}
+        yield {**row, "models": len(models), "models_detected": sum(count > 0 for count, _ in models)}
 
 
 def steps() -> Rows:
@@ -267,6 +300,7 @@ STUDIES = {
     for study in (
         noise,
         correlated,
+        small_models,
         heavy_tails,
         changes,
         steps,

@@ -83,6 +83,16 @@ def test_the_chance_is_how_often_alike_runs_pass_the_limit():
         assert (passed >= least).mean() == pytest.approx(drift.chance_of(least, 128, 64, 4.0), rel=0.1)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_few_runs_above_0_are_chance_where_all_levels_inside_are_0(seed):
+    """Rounded noise: every value of layer 0 inside the window is 0, and a few beyond are not."""
+    x = np.round(0.15 * np.random.default_rng(seed).normal(size=(4, 2048, 16)))
+    coords = {"method": ["origin"], "layer": range(4), "position": range(2048), "dim": range(16)}
+    result = find_drift(xr.DataArray(x[None].astype(np.float32), coords, list(coords), name="x"), 256)
+    assert result["doubt"].values[0, 0] == "no clearer than chance"
+    assert np.isnan(result["first"]).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.999, 1])
 def test_states_that_wander_are_not_evaluated_but_a_shift_among_them_is(share, monkeypatch):

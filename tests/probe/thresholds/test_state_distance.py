@@ -1,5 +1,6 @@
 """Distances of states on text to the in-window distribution: against scikit-learn's, and both ways."""
 
+import copy
 import warnings
 
 import numpy as np
@@ -8,12 +9,14 @@ import torch
 import xarray as xr
 from sklearn.covariance import LedoitWolf
 from synthetic import hidden_states, write_run
+from transformers import DynamicCache, LogitsProcessor
 
 import mesa
 import probe
 from mesa.errors import Refused
 from probe.figures.states import distance_layers
-from probe.thresholds.state_distance import text_distances
+from probe.thresholds.state_distance import compared, text_distances
+from probe.thresholds.watch import StateWatch
 
 M, DIMS = 64, 24
 
@@ -92,6 +95,29 @@ def test_one_document_is_refused():
         probe.state_distance(inside, inside, documents=["a"] * 8)
 
 
+@pytest.mark.parametrize("texts", [4, 8])
+def test_where_nothing_changes_one_interval_in_20_excludes_1(texts):
+    rng = np.random.default_rng(6)
+    near = 1 + 0.08 * rng.normal(size=(2000, texts))
+    far = near + 0.1 * rng.normal(size=near.shape)
+    false = np.mean([compared(*each).direction != "level" for each in zip(near, far, strict=True)])
+    assert false == pytest.approx(0.05, abs=0.02)
+
+
+def test_texts_of_a_document_count_once():
+    rng = np.random.default_rng(7)
+    documents = np.repeat(range(8), 6)
+    near = np.ones(48)
+    shared = rng.normal(size=(1000, 8))[:, documents]
+    false = [compared(near, 1 + 0.1 * each, documents).direction != "level" for each in shared]
+    assert np.mean(false) == pytest.approx(0.05, abs=0.03)
+    inside, _ = correlated(rng, texts=6)
+    beyond = 100 + 0.5 * (inside - 100)
+    of_two = probe.state_distance(inside, beyond, documents=list("aaabbb"))
+    assert (of_two.texts, np.isnan(of_two.low), of_two.direction) == (6, True, "level")
+    assert probe.state_distance(inside, beyond, documents=list("abcdde")).direction == "collapse"
+
+
 def texts_of(shrunk):
     """Hidden states of six texts under two methods; under Origin those of layer 1 beyond M are `shrunk`."""
     hidden = hidden_states(prompts=[f"text-{number}" for number in range(6)], noise=0.2)
@@ -166,6 +192,111 @@ def test_the_watch_is_of_the_latest_prompt_with_a_cache_or_without():
         with pytest.raises(Refused, match="prompts of a batch are padded"):
             loaded.model.generate(torch.cat(ids), attention_mask=mask, **greedy)
     with pytest.raises(Refused, match="trained_length=2 is below 16"), probe.watch(loaded, trained_length=2):
+        pass
+
+
+GREEDY = {"do_sample": False, "pad_token_id": 2}
+
+
+def tokens_of(loaded, text, count):
+    """The first tokens of a shipped text, (1, count)."""
+    return loaded.tokenizer(probe.heldout()[text], return_tensors="pt")["input_ids"][:, :count]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_watch_follows_the_cache():
+    loaded = mesa.load()
+    with probe.watch(loaded, samples=2) as watching:
+        prompt = tokens_of(loaded, 0, 100)
+        loaded.model.generate(prompt, min_new_tokens=150, max_new_tokens=150, **GREEDY)
+        expected = watching.distances
+        loaded.model.generate(prompt, min_new_tokens=150, max_new_tokens=150, prompt_lookup_num_tokens=8, **GREEDY)
+        assert [position for position, _ in watching.distances[0]] == [128, 192]  # rejected drafts are not counted
+        np.testing.assert_allclose(watching.distances, expected, rtol=1e-4)
+        shared, cache = tokens_of(loaded, 2, 120), DynamicCache(config=loaded.model.config)
+        with torch.no_grad():
+            loaded.model(shared, past_key_values=cache)
+        prompts = torch.cat([torch.cat([shared, tokens_of(loaded, text, 100)], 1) for text in (0, 1)])
+        alone = []
+        for one in prompts[:, None]:
+            loaded.model.generate(one, past_key_values=copy.deepcopy(cache), max_new_tokens=2, **GREEDY)
+            alone += [watching.distances[0][-1]]
+        assert [position for position, _ in alone] == [192, 192]
+        cache.batch_repeat_interleave(2)
+        loaded.model.generate(prompts, past_key_values=cache, max_new_tokens=2, **GREEDY)
+        np.testing.assert_allclose([row[-1] for row in watching.distances], alone, rtol=1e-4)
+        with torch.no_grad():
+            loaded.model(prompts[:1])
+        assert [row[-1] for row in watching.distances] == [pytest.approx(alone[0], rel=1e-4)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rejected_drafts_leave_no_trace_in_the_watch():
+    rng = np.random.default_rng(8)
+    states = rng.normal(size=(2, 300, DIMS)) * np.where(np.arange(300) < 200, 1, 0.5)[:, None]
+    direct, drafted = (StateWatch(probe.StateReference.fit(states), 1.0, 16, 0.6, 0.0, 9) for _ in range(2))
+    direct.begin(torch.zeros(2, 300, dtype=torch.long), 0)
+    direct.read(states)
+    read = 0
+    while read < 300:
+        right, wrong = min(int(rng.integers(1, 7)), 300 - read), int(rng.integers(0, 15))
+        drafted.begin(torch.zeros(2, right + wrong, dtype=torch.long), read)
+        drafted.read(np.concatenate([states[:, read : read + right], 9 + np.zeros((2, wrong, DIMS))], axis=1))
+        read += right
+    drafted.begin(torch.zeros(2, 1, dtype=torch.long), 300)
+    np.testing.assert_allclose(drafted.distances, direct.distances)
+    assert [each[:2] for each in drafted.detections] == [each[:2] for each in direct.detections]
+    assert direct.detections
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_padding_is_refused_under_a_static_cache(attention):
+    loaded = mesa.load()
+    loaded.model.set_attn_implementation(attention)
+    prompts, mask = tokens_of(loaded, 0, 200).repeat(2, 1), torch.ones(2, 200, dtype=torch.long)
+    static = {"max_new_tokens": 2, "cache_implementation": "static", **GREEDY}
+    with probe.watch(loaded, samples=2) as watching:
+        loaded.model.generate(prompts, attention_mask=mask, **static)
+        assert [len(row) for row in watching.distances] == [2, 2]
+        mask[1, :80] = 0
+        with pytest.raises(Refused, match="are padded"):
+            loaded.model.generate(prompts, attention_mask=mask, **static)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_row_that_ended_is_left_out(cached):
+    class Ends(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            scores[:, 1] = -np.inf
+            scores[: input_ids.shape[1] == 105, 1] = np.inf  # the first row alone
+            return scores
+
+    loaded = mesa.load()
+    prompts = torch.cat([tokens_of(loaded, text, 100) for text in (0, 1)])
+    with probe.watch(loaded, samples=4) as watching, warnings.catch_warnings():
+        warnings.filterwarnings("error", "states of row")
+        loaded.model.generate(prompts, max_new_tokens=30, use_cache=cached, logits_processor=[Ends()], **GREEDY)
+    assert [len(row) for row in watching.distances] == [0, 1]
+
+
+def test_a_prompt_without_a_cache_warns_once():
+    loaded = mesa.load()
+    with probe.watch(loaded, samples=2) as watching:
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="in-window distance") as warned:
+                loaded.model.generate(tokens_of(loaded, 0, 700), max_new_tokens=4, use_cache=False, **GREEDY)
+            assert len([each for each in warned if "in-window" in str(each.message)]) == 1
+    assert watching.detections
+
+
+def test_states_that_have_no_distance_are_refused_by_the_watch():
+    loaded = mesa.load()
+    with probe.watch(loaded, samples=2) as watching:
+        watching.begin(torch.zeros(1, 200, dtype=torch.long), 0)
+        with pytest.raises(Refused, match="not finite"):
+            watching.read(np.full((1, 200, loaded.model.config.hidden_size), np.inf))
+    with pytest.raises(Refused, match="samples=1 is below 2"), probe.watch(loaded, samples=1):
         pass
 
 
