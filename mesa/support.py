@@ -29,11 +29,11 @@ def check_config(config: Any) -> None:
         if not is_rotary(kind) and (mpt is None or mpt.alibi):
             return
         rotary = any(word in name for name in vars(config) for word in ("rope", "rotary", "mamba"))
-        attends = getattr(config, "num_attention_heads", 0) or hasattr(config, "per_layer_config")
+        attends = any(getattr(config, name, None) for name in ("num_attention_heads", "per_layer_config"))
         if is_rotary(kind) and rotary and attends:
             return
-        reason = "it has no rotary embeddings and no ALiBi, so no distances to change"
-        reason = reason if attends else "its config names no attention heads, so there are no distances to change"
+        lacking = "it has no rotary embeddings and no ALiBi" if attends else "its config names no attention heads"
+        reason = f"{lacking}, so no distances to change"
     raise Refused(f"model type {kind!r} is not supported: {reason}")
 
 

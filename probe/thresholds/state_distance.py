@@ -204,7 +204,7 @@ def find_state_distance(hidden: xr.DataArray, trained_length: int, *, reference:
 def _interval(near: np.ndarray, far: np.ndarray) -> tuple[float, float]:
     """The 95% interval of mean(far) / mean(near) over texts, NaN for fewer than four.
 
-    Student's of the logarithm, by the delta method: with few texts a bootstrap excludes the truth in 10% to 20%.
+    Student's of the logarithm, by the delta method: of few texts a bootstrap misses the truth in 10% to 20% of draws.
     """
     if len(near) < 4:
         return np.nan, np.nan

@@ -1,6 +1,7 @@
 """Watches a model's states while it reads and generates, and warns where they leave the in-window distribution."""
 
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,19 +49,23 @@ class StateWatch(StoppingCriteria):
     _read: int = 0
     _rows: int = 0
     _ids: Any = None
+    _cache: Any = None
     _warned: set[int] = field(default_factory=set)
     _ended: set[int] = field(default_factory=set)
 
-    def begin(self, tokens: torch.Tensor, before: int, mask: Any = None, eos: Sequence[int] = ()) -> None:
-        """Notes a pass over `tokens`, ids or embeddings, after `before` cached ones.
+    def begin(
+        self, tokens: torch.Tensor, before: int, mask: Any = None, eos: Sequence[int] = (), cache: Any = None
+    ) -> None:
+        """Notes a pass over `tokens`, ids or embeddings, after `before` ones that `cache` holds.
 
-        Without any a prompt begins, or goes on without a cache; where the cache is of fewer tokens than were read, the
-        others are dropped; where it is of others, watching begins at its length. Refused for a padded prompt.
+        Without any a prompt begins, or goes on without a cache; where the cache was cropped, by a window at most, what
+        was read after it is dropped; where it is another, watching begins at its length. Refused for a padded prompt.
         """
         if _is_padded(mask, before):
             raise Refused("prompts of a batch are padded, whose states have no distance; watch prompts of one length")
         ids = tokens if tokens.ndim == 2 else None
-        is_known = before > 0 and len(tokens) == self._rows and self._first <= before <= self._seen
+        is_same = self._cache is None or self._cache() is cache
+        is_known = before > 0 and is_same and len(tokens) == self._rows and self._first <= before <= self._seen
         goes_on = not before and ids is not None and self._ids is not None and torch.equal(ids[:, :-1], self._ids)
         if not is_known:
             if not goes_on:
@@ -68,7 +73,9 @@ class StateWatch(StoppingCriteria):
             self._restart(len(tokens), before)
         elif before < self._seen:
             self._roll_back(before)
-        self._ids = None if before else ids
+        if before and tokens.shape[1] > 1:  # another turn
+            self._ended = set()
+        self._ids, self._cache = None if before else ids, None if cache is None else weakref.ref(cache)
         if ids is not None and (goes_on or (before and ids.shape[1] == 1)):
             self._ended |= {row for row, token in enumerate(ids[:, -1].tolist()) if token in eos}
 
@@ -84,6 +91,7 @@ class StateWatch(StoppingCriteria):
         self._read = max(min(self._read, before // self.window * self.window), self._window_from(self._first))
         self.distances = [[each for each in row if each[0] <= before] for row in self.distances]
         self.detections = [each for each in self.detections if each[1] <= before]
+        self._warned &= {row for row, _, _ in self.detections}
 
     def _window_from(self, position: int) -> int:
         return -(-position // self.window) * self.window
@@ -213,10 +221,14 @@ def watch(
 
     def begin(module: Any, args: Any, options: Any) -> None:
         ids, cached = args[0] if args else options.get("input_ids"), cache_in(options)
-        tokens = options["inputs_embeds"] if ids is None else ids
+        tokens = options.get("inputs_embeds") if ids is None else ids
+        if tokens is None:  # which the model refuses
+            return
         before = 0 if cached is None else int(cached.get_seq_length())
         eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-        watching.begin(tokens, before, options.get("attention_mask"), [eos] if isinstance(eos, int) else eos or [])
+        watching.begin(
+            tokens, before, options.get("attention_mask"), [eos] if isinstance(eos, int) else eos or [], cached
+        )
 
     hooks = [
         decoder_of(model).register_forward_pre_hook(begin, with_kwargs=True),

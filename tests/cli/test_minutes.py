@@ -117,9 +117,11 @@ def test_other_options_are_refused_before_the_model_is_loaded(staged, speed, cap
     command = staged[0]
     measured = len(speed)
     refused = {
-        ("4",): "another samples (5 there, 4 now)",
+        ("4",): "samples (5 there, 4 now)",
         ("0", "--minutes", "1"): "--minutes 1 with --samples 0",
         ("5", "--minutes", "1", "--refine", "3"): "--refine 3 with --minutes 1",
+        ("5", "--lengths", "160,3000"): "--lengths up to 3000: the run in ",
+        ("5", "--lengths", "160,200"): "--lengths up to 200: the run in ",
     }
     for (samples, *more), text in refused.items():
         capsys.readouterr()
@@ -151,9 +153,14 @@ def test_stages_are_measured_reported_and_gone_on_with(staged, tmp_path, capsys)
     printed = capsys.readouterr()
     assert "finished already" in printed.err
     assert f"report: {out / 'report.html'}" in printed.out
+    journal = rows(out)
     for methods in ("origin,rerope,mesa", "origin"):  # its hidden states are of two
-        assert main([methods if word == "origin,rerope" else word for word in command]) == 2
-        assert "method_configs differs" in capsys.readouterr().err
+        for more in ([], ["--estimate"]):
+            assert main([*(methods if word == "origin,rerope" else word for word in command), *more]) == 2
+            error = capsys.readouterr().err
+            assert "method_configs differs" in error
+            assert "continues" not in error
+    assert rows(out) == journal
 
 
 def test_a_run_without_states_goes_on_with_fewer_methods(staged, tmp_path, speed, monkeypatch):

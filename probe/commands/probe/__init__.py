@@ -46,7 +46,7 @@ class ProbeRequest(ConfigsRequest):
         None,
         LENGTHS_HELP,
         group="measured failure",
-        unset="0.5, 1, 1.5, 2, 3, 4, 6, 8x M, up to --length, where a prompt fits",
+        unset="0.5, 1, 1.5, 2, 3, 4, 6, 8x M, up to --length, or that; where a prompt fits",
         only=lambda request: request.samples,
         only_text="with --samples above 0",
     )

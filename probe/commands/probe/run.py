@@ -1,6 +1,7 @@
 """A probe run: check, measure, capture, store, analyse, report; in full, or in stages with --minutes."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -329,7 +330,7 @@ def stages_of(plan: ProbePlan, documents: Sequence[np.ndarray]) -> Stages:
     has_passkey = passkey_check(tokenizer_of(request.model, **request.source), evaluation)
     lengths = candidates(request.lengths or plan.lengths, trained, request.lengths is not None)
     reference = reference_method(list(plan.methods))
-    return Stages(evaluation, reference, lengths, texts, request.not_compared, has_passkey, recorded(request))
+    return Stages(evaluation, reference, lengths, texts, request.not_compared, has_passkey)
 
 
 def longest_that_fits(plan: ProbePlan, speed: Speed, minutes: float, spent: float) -> int:
@@ -354,7 +355,7 @@ def longest_that_fits(plan: ProbePlan, speed: Speed, minutes: float, spent: floa
     if not lengths:
         raise Refused(
             f"the text has {sum(map(len, documents))} tokens, too few for prompts beyond M = {trained}; "
-            f"pass a longer --text, of {int(_LEAST * trained)} at least"
+            f"pass a longer --text, of at least {math.ceil(_LEAST * trained)} tokens"
         )
     from mesa.device import free_bytes
 
@@ -403,6 +404,8 @@ def stage_passes(plan: ProbePlan) -> Passes:
 def estimate_stages(plan: ProbePlan, out: Path, *, overwrite: bool) -> Estimate:
     """What the stages take, in words and passes, and what is measured in the folder `out` already."""
     check_folder(plan, out)
+    if not overwrite:
+        _check_states(plan, out)
     rows = {} if overwrite else stages_of(plan, _documents(plan)).open_journal(out).rows
     passes = stage_passes(plan)
     there = sum(len(row.get("scores", ())) for row in rows.values())
@@ -416,6 +419,14 @@ def estimate_stages(plan: ProbePlan, out: Path, *, overwrite: bool) -> Estimate:
         f"up to the methods at M, around the bracket and at {plan.longest} tokens: {sum(passes.values()):,.0f} passes"
         f"{done}"
     ), passes
+
+
+def _check_states(plan: ProbePlan, out: Path) -> None:
+    """FileExistsError where hidden states are stored, or begun, under other methods or on other prompts."""
+    path, layout = reader.store_of(out), template(plan)
+    begun = any((reader.partial_path(path) / hook).exists() for hook in layout.axes)
+    if begun or (path.exists() and reader.open_run(path).hidden.data_vars):
+        store.find_store(path, layout)
 
 
 def run_stages(
@@ -432,11 +443,13 @@ def run_stages(
         else:
             check_folder(plan, out)
             check_report(out)
+            _check_states(plan, out)
         if runner.is_local:
             check_fits(plan)
         documents, tokens, text_source = prepare(plan)
         stages = stages_of(plan, documents)
         layout = layout_of(plan, by, documents, tokens, text_source)
+        stages.command = json.loads(layout.attrs[REQUEST])
 
         @cache
         def pool() -> Pool:
@@ -449,7 +462,6 @@ def run_stages(
         journal = stages.open_journal(out)
         with _resumable(out, overwrite):
             run = _Run(plan, out, by, stages, layout, journal, pool, until)
-            run.check_states()
             summary = run.measured()
             summary = run.captured(stored_tokens(plan, tokens)) or summary
     text, left = f"model {plan.request.model}, trained length M = {plan.trained_length} tokens", run.left
@@ -458,9 +470,9 @@ def run_stages(
         ends, losses = (array.tolist() for array in stages.by_position(journal.rows))
         by_position = {"by_position": {"text": where, "position": ends, "nll": losses}} if where else {}
         return CommandResult(by_position, f"{text}\n\n{where or 'nothing is measured'}.", 0, left)
-    if not (left or run.begun):
+    if not (left or run.begun or run.is_report_new):
         warn_finished(out)
-    wrote = f"{'wrote' if run.begun else 'report:'} {out / 'report.html'}"
+    wrote = f"{'wrote' if run.begun or run.is_report_new else 'report:'} {out / 'report.html'}"
     return CommandResult(summary, f"{text}\n\n{terminal_text(summary)}\n\n{wrote}", 0, left)
 
 
@@ -477,6 +489,7 @@ class _Run:
     pool: Callable[[], Pool]
     until: float | None
     begun: bool = False
+    is_report_new: bool = False
     report_s: float = 0.0
 
     @property
@@ -488,11 +501,6 @@ class _Run:
     def has_states(self) -> bool:
         """Whether the finished store holds hidden states."""
         return self.path.exists() and bool(reader.open_run(self.path).hidden.data_vars)
-
-    def check_states(self) -> None:
-        """FileExistsError where hidden states are stored, or begun, under other methods or on other prompts."""
-        if self.has_states or self._holds_passes():
-            store.find_store(self.path, self.layout)
 
     @property
     def left(self) -> str:
@@ -610,7 +618,7 @@ class _Run:
             store.write_group(self.path, reader.EVALUATION, scores)
             remove_report(self.out)
             store.finish(self.path)
-        summary = write_report(self.out, self.by)
+        summary, self.is_report_new = write_report(self.out, self.by), True
         self.report_s = time.monotonic() - began
         return summary
 
@@ -657,6 +665,11 @@ def plan_in_time(
         longest, length = int(there["longest"]), request.length
         if length and length > longest:
             say(f"measures up to {longest} tokens, as the run in {out} began; for {length} give --overwrite")
+        if request.lengths and max(request.lengths) != longest:
+            raise Refused(
+                f"--lengths up to {max(request.lengths)}: the run in {out} measures up to {longest} tokens; keep that "
+                "length, or give --overwrite or another --out"
+            )
         planned = plan(request, rule, longest)
         estimate(planned, out, rule, overwrite=False)  # refused before the model is loaded
         return replace(planned, speed=_speed(planned, threads)), limit

@@ -88,10 +88,9 @@ class Stages(FailureByLength):
         texts: int,
         not_compared: Sequence[str] = (),
         has_passkey: Callable[[int], bool] = lambda length: True,
-        command: dict[str, list[str]] | None = None,
     ) -> None:
         super().__init__(plan, 0, not_compared)
-        self.command = command
+        self.command: dict[str, list[str]] | None = None
         self.reference, self.lengths, self.texts, self.has_passkey = reference, lengths, texts, has_passkey
         self.trained, self.longest = plan.setting.trained_length, max(lengths)
         self.looks, self._cache = looks_of(texts), dict[Any, tuple[str, ...]]()

@@ -551,14 +551,13 @@ def what_fixes(evidence: Evidence, rows: MethodRows) -> str:
     unfailing = [row for row in better if row.failure.length is None]
     longest = max((row.failure.longest for row in unfailing), default=0)
     lasting = [row for row in unfailing if row.failure.longest == longest]
-    shorter = [f"{row.method} to {row.failure.longest}" for row in unfailing if row not in lasting]
     part = [row for row in better if row.failure.length is not None]
     unsure = reference.failure.high is None
     return _joined(
         f"Cannot tell whether there is anything to fix: {name} may not fail." if unsure else "",
         *(_lasting(evidence, lasting, reference, unsure) if lasting else ()),
         f"{several(part)} fail{verb(part)} later than {name}, {_fails(part)}." if part else "",
-        f"Not failing, but measured to shorter lengths alone: {listed(shorter)} tokens." if shorter else "",
+        _shorter([row for row in unfailing if row not in lasting]),
         *against_truncation(evidence, others, unfailing),
         _by_passkeys(evidence, lasting) if _advised(lasting, unsure) else "",
         left,
@@ -685,6 +684,19 @@ def _lasting(evidence: Evidence, rows: MethodRows, reference: Row, unsure: bool)
         *texts,
         f"{lowest}{unclear}{',' * (len(rows) > 1)} {_below(nll.difference)} {model_name(reference.method)}.",
     ]
+
+
+def _shorter(rows: MethodRows) -> str:
+    """Those that do not fail as far as they are measured, which is not as far as others."""
+    if not rows:
+        return ""
+    each = listed([f"{row.method} to {row.failure.longest}" for row in rows]) + " tokens"
+    unsure = [row for row in rows if row.failure.after is not None]
+    doubt = f" For {several(unsure)}, an earlier failure is not ruled out." if unsure else ""
+    return (
+        "Not failing either, but measured only to shorter lengths: "
+        f"{each if len(rows) <= MAX_NAMED else several(rows)}.{doubt}"
+    )
 
 
 def _advised(rows: MethodRows, unsure: bool) -> bool:

@@ -381,11 +381,11 @@ def _integer(value: Any) -> int:
 
 def _starts(tokenizer: Any, text: str, ids: np.ndarray) -> np.ndarray:
     """At which character of a document each token begins; tokens of one character begin at the same."""
-    if tokenizer.is_fast:  # which knows it where it normalises text too, or does not know a word
+    sizes = [len(_BYTE.sub("", text)) for text in token_texts(tokenizer, ids.tolist())]
+    if tokenizer.is_fast and sum(sizes) != len(text):  # it normalises text, or does not know a word
         read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         if read.input_ids == ids.tolist():
             return np.maximum.accumulate(np.array([start for start, _ in read.offset_mapping], int))
-    sizes = [len(_BYTE.sub("", text)) for text in token_texts(tokenizer, ids.tolist())]
     return np.concatenate([[0], np.cumsum(sizes[:-1])])
 
 
@@ -751,9 +751,17 @@ def _array(values: Any) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype.kind != "O":
         return array
-    if any(value is None or value != value for value in array.ravel().tolist()):  # NaN alone is not itself
+    if any(map(_is_missing, array.ravel().tolist())):
         raise Refused("None or NaN is among the labels or groups; leave these tokens out")
     return array.astype(str)
+
+
+def _is_missing(value: Any) -> bool:
+    """None, NaN, which alone is not itself, or pandas' NA, which is neither."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:
+        return True
 
 
 def _of_kind(labels: np.ndarray, kind: str) -> np.ndarray:

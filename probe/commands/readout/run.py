@@ -412,14 +412,7 @@ def distances_of(plan: ReadoutPlan, states: Path) -> list[DistanceRead]:
         for method in plan.ordered:
             near = fitted.distances(read_layer(method, plan.trained_length, texts, row)).mean(1)
             for length in plan.lengths[1:]:
-                of = compared(
-                    near,
-                    fitted.distances(read_layer(method, length, texts, row)).mean(1),
-                    next(
-                        (each.documents[texts].tolist() for each in plan.labels.values() if each.documents is not None),
-                        None,
-                    ),
-                )
+                of = compared(near, fitted.distances(read_layer(method, length, texts, row)).mean(1))
                 ratio = Interval(of.ratio, of.low, of.high)
                 read.append(
                     DistanceRead(

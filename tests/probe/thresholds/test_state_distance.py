@@ -231,6 +231,30 @@ def test_the_watch_follows_the_cache():
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_another_cache_and_another_turn_begin_anew_in_the_watch():
+    rng = np.random.default_rng(8)
+    states = rng.normal(size=(2, 64, DIMS))
+    watching = StateWatch(probe.StateReference.fit(states), 1.0, 16, 0.6, 0.0, 9)
+    ids, one, other = torch.zeros(2, 64, dtype=torch.long), DynamicCache(), DynamicCache()
+    watching.begin(ids, 0, cache=one)
+    watching.read(0.1 * states)
+    assert watching.detections
+    watching.begin(ids[:, :1], 64, cache=other)  # as long, of another text
+    assert not watching.detections
+    watching.begin(ids[:, :1], 65, eos=[0], cache=other)
+    watching.read(states[:, :14])
+    assert watching._ended == {0, 1}
+    watching.begin(ids[:, :40], 79, eos=[0], cache=other)
+    assert not watching._ended
+    watching.begin(ids, 0)
+    watching.read(np.concatenate([states[:, :48], 0.1 * states[:, :16]], axis=1))
+    warned = {row for row, *_ in watching.detections}
+    watching.begin(ids[:, :1], 50)  # what was read after it was a draft
+    assert warned
+    assert not watching._warned
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_rejected_drafts_leave_no_trace_in_the_watch():
     rng = np.random.default_rng(8)
     states = rng.normal(size=(2, 300, DIMS)) * np.where(np.arange(300) < 200, 1, 0.5)[:, None]
