@@ -194,9 +194,7 @@ def as_trained_text(windows: Mapping[int, int], trained_length: int) -> str:
     parts = [f"{layers_text(layers)} ({size} tokens seen)" for size, layers in sorted(sizes.items())]
     if not parts:
         return ""
-    one = sum(map(len, sizes.values())) == 1
-    stay = "stays" if one else "stay"
-    return f"{' and '.join(parts)} {stay} as trained under every method: no distance there reaches M = {trained_length}"
+    return f"{' and '.join(parts)} stay as trained under every method: no distance there reaches M = {trained_length}"
 
 
 def layers_text(layers: Sequence[int]) -> str:

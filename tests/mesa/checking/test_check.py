@@ -125,7 +125,8 @@ def test_the_page_lists_the_families_of_the_matrix():
     works = support.sentences(listed, "Work")
     assert works == {*matrix.WORKS, *matrix.ALIBI}
     assert support.sentences(listed, "Refused") == {*matrix.REFUSED}
-    said = f"families {len(works)} were tried and work, from Llama to gpt-oss; {len(matrix.REFUSED)} are [refused"
+    refused = f"{len(matrix.REFUSED)} are [refused"
+    said = f"{len(works)} transformers families, from Llama to gpt-oss, were tried and work; {refused}"
     assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
