@@ -315,18 +315,21 @@ def _more(method: Method, config: Any) -> dict[str, Any]:
 
 def _servers(config: Any, rope: Mapping[str, Any], positions: int, length: int, model: str) -> dict[str, str]:
     """vLLM's and SGLang's commands for these rotary parameters; SGLang's only where all layers share them."""
-    keys = json.dumps({"rope_parameters": rope, "max_position_embeddings": positions})
-    commands = {"vLLM": f"vllm serve {shlex.quote(model)} --max-model-len {length} --hf-overrides '{keys}'"}
+    keys = {"rope_parameters": rope, "max_position_embeddings": positions}
+    commands = {"vLLM": _vllm(model, length, keys)}
     if not any(isinstance(part, Mapping) for part in rope.values()):
         commands["SGLang"] = _sglang(model, length, keys)
     return commands
 
 
-def _sglang(model: str, length: int, keys: str) -> str:
-    return (
-        f"python -m sglang.launch_server --model-path {shlex.quote(model)} --context-length {length} "
-        f"--json-model-override-args '{keys}'"
-    )
+def _sglang(model: str, length: int, keys: Mapping[str, Any]) -> str:
+    line = f"python -m sglang.launch_server --model-path {shlex.quote(model)} --context-length {length}"
+    return f"{line} --json-model-override-args '{json.dumps(keys)}'" if keys else line
+
+
+def _vllm(model: str, length: int, keys: Mapping[str, Any]) -> str:
+    line = f"vllm serve {shlex.quote(model)} --max-model-len {length}"
+    return f"{line} --hf-overrides '{json.dumps(keys)}'" if keys else line
 
 
 def _dynamic(method: Any, config: Any, length: int, model: str) -> dict[str, Any]:
@@ -367,15 +370,11 @@ def _as_is(method: Method, config: Any, length: int, model: str) -> dict[str, An
 
 
 def _plain(config: Any, length: int, model: str) -> dict[str, str]:
-    # the key under which a config states its length, with ALiBi too
-    stated = next((key for key in ("max_position_embeddings", "max_seq_len", "seq_length") if hasattr(config, key)), "")
-    keys = json.dumps({stated: length})
-    longer = bool(stated) and length > (getattr(config, stated) or 0)
+    stated = [key for key in ("max_position_embeddings", "max_seq_len", "seq_length") if hasattr(config, key)]
+    keys = {key: length for key in stated[:1] if length > (getattr(config, key) or 0)}
     return {
-        "vLLM": f"vllm serve {shlex.quote(model)} --max-model-len {length}" + f" --hf-overrides '{keys}'" * longer,
-        "SGLang": _sglang(model, length, keys)
-        if longer
-        else f"python -m sglang.launch_server --model-path {shlex.quote(model)} --context-length {length}",
+        "vLLM": _vllm(model, length, keys),
+        "SGLang": _sglang(model, length, keys),
         "llama.cpp": f"llama-server -m MODEL.gguf -c {length}",
     }
 
@@ -388,7 +387,7 @@ def _dual_chunk(method: Any, config: Any, length: int, model: str) -> dict[str, 
         why = "mscale=true is theirs in another form" if method.mscale else f"it ran on {', '.join(types)} alone"
         return {"notes": (f"{gone}; SGLang {version} was the last that could, and {why}",)}
     chunks = {"chunk_size": method.most, "local_size": method.most - method.chunk}
-    keys = json.dumps({"dual_chunk_attention_config": chunks, "max_position_embeddings": length})
+    keys = {"dual_chunk_attention_config": chunks, "max_position_embeddings": length}
     line = f"{_sglang(model, length, keys)} --attention-backend dual_chunk_flash_attn"
     return {
         "commands": {"SGLang": line},

@@ -28,10 +28,10 @@ CASES = {
     "mesa": {"window": 5, "width": 3, "first": 4, "last": 6, "split_threshold": 3},
 }
 
-ALIKE = "origin nope leaky-rerope pi ntk-mixed yarn cope string crop lm-infinite self-extend gap".split()
+SAME_PLAN = "origin nope leaky-rerope pi ntk-mixed yarn cope string crop lm-infinite self-extend gap".split()
 """Cases whose plans differ in numbers from one of the others: slow in most tests."""
-DIFFERENT = [name for name in CASES if name not in ALIKE]
-"""A case of each kind of plan; a new method's is one until it is found alike."""
+DIFFERENT = [name for name in CASES if name not in SAME_PLAN]
+"""A case of each kind of plan; a new method's is one, unless `SAME_PLAN` names it."""
 
 
 def names(quick: list[str] = DIFFERENT) -> list:

@@ -687,7 +687,7 @@ def _lasting(evidence: Evidence, rows: MethodRows, reference: Row, unsure: bool)
 
 
 def _shorter(rows: MethodRows) -> str:
-    """Those that do not fail as far as they are measured, which is not as far as others."""
+    """Methods without a failure that are measured to shorter lengths than others."""
     if not rows:
         return ""
     each = listed([f"{row.method} to {row.failure.longest}" for row in rows]) + " tokens"

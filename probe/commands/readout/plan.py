@@ -327,6 +327,7 @@ def _documents(
 
 _LABEL_FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 _DIGITS = 18
+"""Of a text's number at most: Python reads no integer of thousands."""
 
 
 class LabelRow(NamedTuple):
@@ -455,12 +456,13 @@ def labels_of(
     if name == LABELS and own is not None:
         values = np.concatenate([half.last(own, tokens) for half in halves])
         known = values != ""
-        values[known] = _classes(values[known].tolist())
+        classes = _classes(values[known].tolist())
+        values[known] = classes
         of = [np.full(len(ids), number) for number, ids in enumerate(documents)]
         numbered = np.concatenate([half.last(of, tokens) for half in halves])
         pairs = {*zip(numbered[known].tolist(), values[known].tolist(), strict=True)}
         same = numbered[:, -1] if len(pairs) == len({number for number, _ in pairs}) else None
-        if len({*values[known].tolist()}) > _FEW and all(isinstance(value, float) for value in values[known].tolist()):
+        if len({*classes}) > _FEW and isinstance(classes[0], float):  # then all are
             return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known, documents=same)
         return Labels(CLASSES, values.astype(str), known, documents=same)
     is_open = open_lines if name == OPEN_LINE else open_strings
@@ -577,6 +579,7 @@ STRENGTHS = {"classes": (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "numbers": (1e4, 1e3, 1e2
 FOLDS, RESAMPLES = 3, 1000
 _ITERATIONS = 1000
 _ROUNDING = 1e-12
+"""Of the labels' squared size: a spread below it is an error of rounding."""
 LEAST = 20
 """Labels to train on."""
 FEW_TYPES = 20
@@ -640,14 +643,14 @@ class Probe:
             raise Refused("no tokens to score a probe on; give states with labels")
         if states.shape[1] != (width := getattr(self.estimator, "n_features_in_", states.shape[1])):
             raise Refused(f"states are {states.shape[1]} wide, the probe was trained on {width}; read the same layer")
-        _check_alike("groups", groups, np.array([*self.texts] or groups))
+        _check_same_type("groups", groups, np.array([*self.texts] or groups))
         if common := self.texts & {*groups.tolist()}:
             raise Refused(f"text {next(iter(common))!r} was trained on; score a probe on other texts")
         labels = _of_kind(labels, self.kind)
         if self.kind == "numbers":
             check_finite(labels)
         guessed = self.estimator.predict(states)
-        _check_alike("labels", labels, np.asarray(guessed))
+        _check_same_type("labels", labels, np.asarray(guessed))
         texts, at = np.unique(groups, return_inverse=True)
         if self.kind == "classes":
             columns = [guessed == labels, np.ones(len(labels))]
@@ -776,7 +779,7 @@ def _of_kind(labels: np.ndarray, kind: str) -> np.ndarray:
     return labels
 
 
-def _check_alike(what: str, values: np.ndarray, trained: np.ndarray) -> None:
+def _check_same_type(what: str, values: np.ndarray, trained: np.ndarray) -> None:
     """Refused for texts where numbers were trained on, or the reverse, which are never equal."""
     types = ["text" if each.dtype.kind in "USO" else "numbers" for each in (values, trained)]
     if types[0] != types[1]:
