@@ -51,7 +51,6 @@ def main(args: argparse.Namespace) -> None:
         properties=names(args.properties),
         lengths=tuple(parse_lengths(args.lengths) if args.lengths else (trained * times for times in (2, 4, 8))),
         samples=args.samples,
-        tokens=args.tokens,
         layers=args.layers,
         text=args.text,
     )
@@ -113,7 +112,6 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--methods", default=METHODS, help="names, Origin first")
     top.add_argument("--lengths", help="tokens (None: 2, 4 and 8 M)")
     top.add_argument("--samples", type=int, default=64, help="texts, half of them to train on")
-    top.add_argument("--tokens", type=int, help="last tokens of each text that are read (None: the command's default)")
     top.add_argument("--layers", default="all", help="e.g. 5,11,17-20")
     return top
 
