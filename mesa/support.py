@@ -192,9 +192,7 @@ def as_trained_text(windows: Mapping[int, int], trained_length: int) -> str:
         if size <= trained_length:
             sizes.setdefault(size, []).append(layer)
     parts = [f"{layers_text(layers)} ({size} tokens seen)" for size, layers in sorted(sizes.items())]
-    if not parts:
-        return ""
-    return f"{' and '.join(parts)} stay as trained under every method: no distance there reaches M = {trained_length}"
+    return f"no method changes {' and '.join(parts)}: no distance there reaches M = {trained_length}" if parts else ""
 
 
 def layers_text(layers: Sequence[int]) -> str:

@@ -152,7 +152,10 @@ ESTIMATES = {  # options, and what the estimate says of them
     "eval": ("--task passkey,nll --methods origin,mesa --lengths 96,200 --samples 2", "8 tasks: "),
     "locate": ("--lengths 320 --samples 1 --try patch", ""),
     "anatomy": ("--lengths 160,320 --samples 1 --parts heads", ""),
-    "readout": ("--lengths 320 --samples 4 --tokens 20 --probe position", "then 12 probes, a few seconds each"),
+    "readout": (
+        "--lengths 320 --samples 4 --tokens 20 --probe position",
+        "then 12 probes, seconds to half a minute each",
+    ),
     "predict": ("--lengths 512 --samples 2 --methods rerope", "40 tasks: 40 passes, "),
 }
 

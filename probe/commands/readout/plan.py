@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -703,8 +704,10 @@ def fit_probe(
 
         own: Any = clone(estimator)
         return Probe(own.fit(states, labels), kind, None, texts, mean)
-    strength = chosen_strength(states, labels, groups, kind) if strength is None else strength
-    return Probe(linear(kind, strength).fit(states, labels), kind, strength, texts, mean)
+    with warnings.catch_warnings():  # integers are classes here, however many
+        warnings.filterwarnings("ignore", "The number of unique classes is greater than")
+        strength = chosen_strength(states, labels, groups, kind) if strength is None else strength
+        return Probe(linear(kind, strength).fit(states, labels), kind, strength, texts, mean)
 
 
 def linear(kind: str, strength: float) -> Any:

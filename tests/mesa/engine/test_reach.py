@@ -74,7 +74,7 @@ def test_check_names_the_layers_that_stay_as_trained():
     assert not [row for row in rows if row.result == "failed"]
     (row,) = [row for row in rows if row.check == "layers of methods"]
     assert row.detail == as_trained_text({0: 17}, 40)
-    assert row.detail == "layer 0 (17 tokens seen) stay as trained under every method: no distance there reaches M = 40"
+    assert row.detail == "no method changes layer 0 (17 tokens seen): no distance there reaches M = 40"
     rows = mesa.check(families.build("mistral sliding", sliding_window=17), None, methods="rerope", pretended=32).rows
     assert not [row for row in rows if row.result == "failed"]
     assert {row.detail[:27] for row in rows if row.method == "rerope"} == {"rerope would change nothing"}
@@ -83,7 +83,7 @@ def test_check_names_the_layers_that_stay_as_trained():
 def test_layers_of_each_window_are_named_once():
     windows = {layer: 512 for layer in range(18) if layer not in (5, 11, 17)} | {5: 64}
     assert as_trained_text(windows, 512) == (
-        "layer 5 (64 tokens seen) and layers 0-4, 6-10, 12-16 (512 tokens seen) stay as trained under every method: "
-        "no distance there reaches M = 512"
+        "no method changes layer 5 (64 tokens seen) and layers 0-4, 6-10, 12-16 (512 tokens seen): no distance there "
+        "reaches M = 512"
     )
     assert as_trained_text(windows, 63) == ""

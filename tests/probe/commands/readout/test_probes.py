@@ -214,6 +214,11 @@ def test_what_is_not_like_that_trained_on_is_not_scored(change, message):
         trained.score(*change(states[6:], labels[6:], np.arange(6, 12)))
 
 
+def test_many_classes_of_few_tokens_raise_no_warning():
+    labels, texts = np.arange(40) % 24, np.arange(40) // 20
+    fit_probe(np.random.default_rng(0).normal(size=(40, 4)), labels, texts)  # warnings are errors here
+
+
 def test_texts_that_were_trained_on_are_not_scored():
     states, names, _ = drawn()
     trained = fit_probe(states[:6], names[:6], np.arange(6))
