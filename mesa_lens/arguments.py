@@ -198,7 +198,8 @@ def take_from_run(args: argparse.Namespace, classes: Sequence[type]) -> None:
         return
     folder = RunFolder(args.out, command.layout.names if args.overwrite else ())
     for key, value in folder.taken(vars(args), vars(args).get("passed", ()), request.default_methods).items():
-        setattr(args, key, value)
+        if key != "seed" or not vars(args).get("harness"):  # lm-eval's tasks have prompts of their own
+            setattr(args, key, value)
 
 
 def reader(hint: Any) -> Callable[[str], object]:

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from mesa.errors import Refused
-from mesa.methods import Method, make, registry
+from mesa.methods import Method, known_method, make, registry
 from mesa.plan import distances
 from mesa.settings import drawing_sizes, make_methods
 from mesa.support import table
@@ -86,6 +86,7 @@ def run_list(options: ListOptions, printing: JsonOptions) -> int:
 
 def run_explain(options: ExplainOptions, printing: JsonOptions) -> int:
     """Prints the matrix of effective relative positions, one row a query."""
+    known_method(options.name)
     trained_length = max(2, options.length * 2 // 3) if options.trained_length is None else options.trained_length
     targets = {setting.partition("=")[0].strip() for setting in options.settings}
     drawn = {f"{options.name}.{size}": value for size, value in drawing_sizes(options.name, trained_length).items()}

@@ -313,7 +313,8 @@ def run_of(journal: Path) -> JsonObject:
 def differing(there: JsonObject, now: JsonObject) -> str:
     """In which of model, M, revision and seed the settings differ, in words; empty for none.
 
-    A model is recognized by its fingerprints, so that a folder may be moved; where there are none, by its name.
+    A model is recognized by its fingerprints, so that a folder may be moved; where there are none, by its name. Runs
+    of lm-eval's tasks have no seed.
     """
     then, name = there["model"], now["model"]
     models, differ = f"model {then}, not {name}", then != name
@@ -325,7 +326,7 @@ def differing(there: JsonObject, now: JsonObject) -> str:
     if differ and not same_model(there, now):
         return models
     for key in ("trained_length", "revision", "seed"):
-        if there.get(key) != now.get(key):
+        if there.get(key) != now.get(key) and (key != "seed" or {key} <= there.keys() & now.keys()):
             return f"another {difference(key, there.get(key), now.get(key))}"
     return ""
 

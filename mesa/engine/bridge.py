@@ -369,8 +369,10 @@ class LayerHooks:
     @contextmanager
     def hooks(self, fwd_hooks: Any) -> Iterator[None]:
         """As TransformerLens' `hooks`: each (name, function of tensor and hook) runs while this lasts."""
-        layers = layers_of(self.original_model)
-        with removed([handle for name, function in fwd_hooks for handle in self._handles(layers, name, function)]):
+        layers, handles = layers_of(self.original_model), list[Any]()
+        with removed(handles):
+            for name, function in fwd_hooks:
+                handles += self._handles(layers, name, function)
             yield
 
     def _handles(self, layers: Any, name: str, function: Any) -> Iterator[Any]:

@@ -105,7 +105,7 @@ class MesaExtrapolation(Method):
         if len(borders) == 2:  # no split: plain attention up to M
             plain = min(length, self.trained_length)
             return Plan(length, (Region((0, plain), (0, plain)), *self._last(plain, plain, length)))
-        return Plan(length, (*_before_last(self, prompt), *self._last(borders[-2], prompt, length)))
+        return Plan(length, (*_before_last(self, prompt), *self._last(borders[-2], prompt, length)), by_prompt=True)
 
     def _before(self, begin: int, end: int, first: int) -> tuple[Region, ...]:
         """The regions in which a middle chunk's queries see the first chunk."""

@@ -12,10 +12,11 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
 import mesa
+from mesa.device import not_finite
 from mesa.engine.bridge import LayerHooks
 from mesa.errors import Failed, Refused
 from mesa.methods import Method
-from probe.capture.spec import HOOKS, CaptureSpec, Selection
+from probe.capture.spec import HOOKS, OF_LAYERS, CaptureSpec, Selection
 
 
 def capture_states(
@@ -77,14 +78,25 @@ def capture(
 
     Slices are copied inside the hook, once, so that memory is what is selected, not what is computed. The pass ends
     with the last selected layer: no layers above, no logits, and no key-value cache. Raises Refused for a prompt of
-    identical tokens, RuntimeError when the method's executor did not run once in every layer up to it.
+    identical tokens and hooks that the model lacks or has in another size, RuntimeError when the method's executor did
+    not run once in every layer up to it, or values are not finite.
     """
+    model: Any = bridge.original_model
+    sizes = {hook: [size and size(model.config) for size in HOOKS[hook].axes.values()] for hook in selection.axes}
     axes = {hook: [*axes.values()] for hook, axes in selection.axes.items()}
     values = {hook: np.empty((len(selection.layers), *map(len, each)), np.float32) for hook, each in axes.items()}
     index = {hook: _index(each) for hook, each in axes.items()}
 
     def keep(tensor: Tensor, hook: Any, *, name: str, row: int) -> None:
-        torch.from_numpy(values[name][row]).copy_(HOOKS[name].kept(tensor[0])[index[name]])
+        kept = HOOKS[name].kept(tensor[0])
+        if any(size not in (None, there) for size, there in zip(sizes[name], kept.shape, strict=True)):
+            raise missing(name, row, f"has another size, {tuple(kept.shape)}")
+        torch.from_numpy(values[name][row]).copy_(kept[index[name]])
+        seen.add((name, row))
+
+    def missing(name: str, row: int, problem: str) -> Refused:
+        kind, layer = model.config.model_type, selection.layers[row]
+        return Refused(f"hook {name!r} {problem} in layer {layer} of this {kind} model; take {', '.join(OF_LAYERS)}")
 
     def stop(tensor: Tensor, hook: Any) -> None:
         raise StopAtLayerException(tensor)
@@ -97,13 +109,22 @@ def capture(
         for row, layer in enumerate(selection.layers)
     ]
     forward_hooks.append((HOOKS["resid_post"].path.format(layer=depth - 1), stop))  # those that keep come first
-    model: Any = bridge.original_model
+    seen, known = set[tuple[str, int]](), getattr(bridge, "hook_dict", None)
+    for path, function in forward_hooks if known is not None else ():
+        if path not in known:
+            raise missing(function.keywords["name"], function.keywords["row"], "is not there")
     ids = torch.tensor([list(token_ids)], device=model.device)
     with mesa.applied(model, method, executor=executor) as attachment:
         bridge.run_with_hooks(ids, fwd_hooks=forward_hooks, return_type=None, use_cache=False)
     attending = [layer for layer in attachment.layers if layer < depth]
     if any(not attachment.calls[layer] for layer in attending):
         raise Failed(f"{method.name} ran {dict(attachment.calls)} times by layer, in each of {attending} expected")
+    for name, rows in values.items():
+        for row, kept in enumerate(rows):
+            if (name, row) not in seen:
+                raise missing(name, row, "is never reached")
+            if not np.isfinite(kept).all():
+                raise not_finite(model, f"states under {method.name}")
     return values
 
 

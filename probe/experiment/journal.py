@@ -187,6 +187,8 @@ class Journal:
         stored, now = file.settings, json.loads(json.dumps(self.settings))
         keys = [key for key in sorted({*stored, *now}) if file.rows and stored.get(key) != now.get(key)]
         keys = [key for key in keys if key != "model" or not same_model(stored, now)]  # its folder may be moved
+        if now.get("documents") and stored.get("documents") == now["documents"]:  # and so may a text
+            keys = [key for key in keys if key != "text"]
         if keys:
             differing = ", ".join(difference(key, stored.get(key), now.get(key)) for key in keys)
             raise Occupied(f"{self.path} holds a run with another {differing}; use --overwrite or another --out")

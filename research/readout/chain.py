@@ -65,7 +65,8 @@ def written(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in MODULES:
         spec = find_spec(name)
-        assert spec is not None and spec.origin is not None, name
+        assert spec, name
+        assert spec.origin, name
         (folder / f"{name}.py").write_bytes(Path(spec.origin).read_bytes())
     return folder
 

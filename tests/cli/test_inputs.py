@@ -22,6 +22,7 @@ def refused(capsys, *words, code=2):
 
 EVAL = "eval --task passkey,nll --methods origin,mesa --lengths 96,200 --samples 2"
 MISUSE = [
+    ("methods explain origin,crop", "mesa-lens: unknown method 'origin,crop'; known: origin, nope, rerope,"),
     ("methods explain rope", "mesa-lens: unknown method 'rope'; known: origin, nope, rerope,"),
     ("methods explain rerope --set rerope.plan=5", "'plan'; known: heads, layers, log_n, window"),
     ("methods explain rerope --set mesa.window=3", "--set names 'mesa', which is not among the methods rerope"),

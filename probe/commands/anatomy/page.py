@@ -13,6 +13,7 @@ import xarray as xr
 from markupsafe import Markup, escape
 
 from mesa.errors import NotFound, Refused
+from mesa.support import layers_text
 from probe.commands.anatomy.result import (
     ANATOMY,
     TABLES,
@@ -351,7 +352,7 @@ def anatomy_findings(summary: Anatomy) -> list[str]:
     paragraphs = [" ".join(part(summary)) for part in (_retrieval, _previous)]
     absent = ", ".join(name for name in ("heads", "retrieval") if not getattr(summary, name))
     paragraphs.append(f"Not measured: {absent} (--parts)." if absent else "")
-    paragraphs.append(f"{summary.tasks_left} tasks are left to run." if summary.tasks_left else "")
+    paragraphs.append(f"Tasks that are left to run: {summary.tasks_left}." if summary.tasks_left else "")
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
@@ -371,7 +372,7 @@ def _retrieval(summary: Anatomy) -> Iterator[str]:
     text = f"Retrieval: {len(heads)} of {_heads(inside)} {score}"
     if not heads:
         best = max(inside, key=lambda row: row.best.mean)
-        yield f"{text}; highest: {best.name}, {ranged(*best.best)}."
+        yield f"{text}; highest: {best.name}, {ranged(*best.best, digits=3)}."
         return
     after = sum(row.best_offset for row in heads)
     yield f"{text}{f', {after} of them on the token after the one emitted' if after else ''}."
@@ -415,7 +416,7 @@ def _previous(summary: Anatomy) -> Iterator[str]:
         heads = [row for row in ranked if row.previous.mean >= _PREVIOUS]
         parts = [_beyond(summary, row) for row in heads[:_NAMED]]
         parts += [f"and {len(heads) - _NAMED} more"] if len(heads) > _NAMED else []
-        text = "; ".join(parts) or f"highest: {ranked[0].name}, {ranged(*ranked[0].previous)}"
+        text = "; ".join(parts) or f"highest: {ranked[0].name}, {ranged(*ranked[0].previous, digits=3)}"
         of = f"of {_heads(inside)} (attention on the token before at least {_PREVIOUS} inside M, {_prompts(inside)})"
         yield f"Previous-token heads under {reference} at {length} tokens: {len(heads)} {of}; {text}."
 
@@ -482,7 +483,8 @@ def all_heads(summary: Anatomy, lengths: Sequence[int]) -> list[Section]:
         for row in summary.all_heads
         if row.length in lengths
     )
-    text = "means over heads with 95% intervals over prompts, by where the query stands"
+    of = layers_text(summary.layers)
+    text = f"means over the heads of {of} with 95% intervals over prompts, by where the query stands"
     table = Table(text, ("method", "length", "queries", "prompts", *_COLUMNS), rows)
     return [Section("All heads", tables=[table])] if rows else []
 

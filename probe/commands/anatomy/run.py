@@ -69,6 +69,7 @@ def head_statistics(
     *,
     near: int | None = None,
     queries: Sequence[int] | None = None,
+    executor: str = "fused",
 ) -> xr.Dataset:
     """What every head attends to in a prompt (token ids) under `method`.
 
@@ -92,7 +93,7 @@ def head_statistics(
     def measure(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> dict[str, Tensor]:
         return _statistics(rows(schedule, query, key, scale, chosen)[0].cpu(), chosen, in_part)
 
-    data = recorded_attention(model, ids, method, measure, ("query", "part"))
+    data = recorded_attention(model, ids, method, measure, ("query", "part"), executor)
     return labelled(data, {"part": MASS_PARTS}, chosen, trained)
 
 
@@ -123,8 +124,9 @@ def sampled_queries(length: int, trained_length: int, count: int = 48) -> list[i
 
 @torch.no_grad()
 def recorded_attention(
-    model: PreTrainedModel, ids: Sequence[int], method: Method, measure: HeadMeasure, axes: Sequence[str] = ("query",)
-) -> xr.Dataset:
+    model: PreTrainedModel, ids: Sequence[int], method: Method, measure: HeadMeasure, axes: Sequence[str] = ("query",),
+    executor: str = "fused",
+) -> xr.Dataset:  # fmt: skip
     """What `measure` gives in one pass over `ids` under `method`, (layer, head, *axes), of the layers with attention.
 
     `measure` is called once for every layer and group of its heads with a common schedule. Raises RuntimeError where a
@@ -139,7 +141,7 @@ def recorded_attention(
             seen.append((layer, head))
             by_head[layer, head] = {name: value[row].cpu().numpy() for name, value in values.items()}
 
-    with mesa.applied(model, method) as attachment:
+    with mesa.applied(model, method, executor=executor) as attachment:
         attachment.observer = observer
         model(torch.tensor([list(ids)], device=model.device), use_cache=False, **with_last_logits(model, 1))
     layers, heads = attachment.layers, model.config.num_attention_heads
@@ -175,14 +177,16 @@ def by_span(data: xr.Dataset) -> xr.Dataset:
     return data.groupby("span").mean("query").sel(span=[span for span in SPANS if span in data["span"]])
 
 
-def token_values(model: PreTrainedModel, ids: np.ndarray, method: Method) -> dict[str, xr.DataArray]:
+def token_values(
+    model: PreTrainedModel, ids: np.ndarray, method: Method, executor: str = "fused"
+) -> dict[str, xr.DataArray]:
     """Every token of a text (token ids) under `method`, as `mesa-lens anatomy --parts tokens` stores it.
 
     `nll` (token), in nats, of all but the first. `weight` and `key` (layer, head, query, strongest): of
     `sampled_queries`, the 12 largest attention weights, and the positions that they are on.
     """
     queries = sampled_queries(len(ids), method.trained_length, QUERIES)
-    with mesa.applied(model, method):
+    with mesa.applied(model, method, executor=executor):
         losses = nll(model, ids, len(ids) - 1).double().numpy()
 
     def measure(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> dict[str, Tensor]:
@@ -190,7 +194,7 @@ def token_values(model: PreTrainedModel, ids: np.ndarray, method: Method) -> dic
         top = weights.topk(min(STRONGEST, weights.shape[-1]))
         return {"weight": top.values.float(), "key": schedule.first_key + top.indices}
 
-    strongest = recorded_attention(model, ids.tolist(), method, measure, ("query", "strongest"))
+    strongest = recorded_attention(model, ids.tolist(), method, measure, ("query", "strongest"), executor)
     return {"nll": xr.DataArray(losses, dims="token"), **{str(name): array for name, array in strongest.items()}}
 
 
@@ -213,7 +217,7 @@ def needle_positions(prompt: Prompt) -> np.ndarray:
 
 
 @torch.no_grad()
-def retrieval_scores(model: PreTrainedModel, prompt: Prompt, method: Method) -> xr.DataArray:
+def retrieval_scores(model: PreTrainedModel, prompt: Prompt, method: Method, executor: str = "fused") -> xr.DataArray:
     """How often each head retrieves: (layer, head, offset), the share of the answer's tokens.
 
     A head retrieves a token when the key it attends to most stands `offset` tokens, 0 or 1, after a place in the needle
@@ -233,7 +237,7 @@ def retrieval_scores(model: PreTrainedModel, prompt: Prompt, method: Method) -> 
         weights = rows(schedule, query, key, scale, [len(tokens) - 1])[0, :, 0]
         top[layers.index(layer), heads] = schedule.first_key + weights.argmax(-1).cpu().numpy()
 
-    with mesa.applied(model, method) as attachment:
+    with mesa.applied(model, method, executor=executor) as attachment:
         attachment.observer = observer
         for emitted in prompt.answer_ids:
             top[:] = -1
@@ -327,6 +331,8 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
     if "retrieval" in request.parts:
         try:
             passkeys = {length: _passkeys(tokenizer, length, setting) for length in lengths}
+            for prompt in [prompt for prompts in passkeys.values() for prompt in prompts]:
+                needle_positions(prompt)
         except Refused as error:
             if request.lengths is not None or not texts:
                 raise
@@ -378,12 +384,14 @@ class AnatomyWorker(PlanWorker):
 def measure(plan: AnatomyPlan, model: PreTrainedModel, task: Task) -> JsonObject:
     """The row of one prompt: statistics by span, retrieval scores, or every token. RuntimeError if not finite."""
     part, name, length, number = AnatomyKey(*task.key)  # type: ignore[arg-type]
+    method, executor = plan.methods[name], plan.request.executor
     if part == "tokens":
-        row, values = {}, token_values(model, plan.texts[length][number], plan.methods[name])
+        row, values = {}, token_values(model, plan.texts[length][number], method, executor)
     elif part == "retrieval":
-        row, values = {}, {"score": retrieval_scores(model, plan.passkeys[length][number], plan.methods[name])}
+        row, values = {}, {"score": retrieval_scores(model, plan.passkeys[length][number], method, executor)}
     else:
-        means = by_span(head_statistics(model, plan.texts[length][number].tolist(), plan.methods[name]))
+        ids = plan.texts[length][number].tolist()
+        means = by_span(head_statistics(model, ids, method, executor=executor))
         means = means.transpose("span", "layer", "head", ...)
         row, values = {"spans": means["span"].values.tolist()}, {str(key): array for key, array in means.items()}
     for key, array in values.items():

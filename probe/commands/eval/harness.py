@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers import GenerationConfig
 import mesa
 from mesa.device import states_checked
 from mesa.errors import NotFound, Refused, install_command
-from mesa.fingerprints import IDENTITY
+from mesa.fingerprints import IDENTITY, fingerprint_of_file
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
 from probe.commands.eval import HarnessOptions
@@ -29,7 +30,7 @@ from probe.evaluation import EvalPlan, eval_key
 from probe.experiment.journal import JournalRows, recorded
 from probe.experiment.pool import LOCAL, MeasureTask, Runner, Task
 from probe.experiment.run import Experiment, PlanWorker, origin_of, run
-from probe.files import JsonObject
+from probe.files import JsonObject, checksum
 
 
 def harness(module: str = "") -> Any:
@@ -235,6 +236,8 @@ class Harness(Experiment):
         settings = {name: plan.settings[name] for name in ("model", *IDENTITY, "trained_length", "executor")}
         settings |= {"lengths": plan.setting.lengths, "scored": SCORED}
         settings |= {key: value for key, value in plan.request.load.items() if value is not None}
+        files = sorted(self.include_path.rglob("*.[yp]*")) if self.include_path else []  # of tasks, yaml and Python
+        settings |= {"lm_eval": version("lm_eval"), "tasks": checksum([*map(fingerprint_of_file, files)])}
         return settings | {"include_path": self.include_path and str(self.include_path), "limit": self.limit}
 
     @property

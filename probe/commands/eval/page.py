@@ -19,6 +19,7 @@ from probe.figures.export import Export, chosen_labels, labels_text, rendered
 from probe.figures.section import Section, Table, cross_table
 from probe.files import write
 from probe.glossary import about
+from probe.request import reference_method
 from probe.statistics import shown
 from probe.store.result_file import NOT_RECORDED, Number, ResultFile, RunSummary, having, or_nan, ranged
 
@@ -148,7 +149,7 @@ def summarize(samples: Sequence[Sample], tasks: Mapping[str, EvalTask]) -> list[
     for row in samples:
         grouped.setdefault((row.task, row.metric, row.method, row.length), {})[row.sample] = row.score
     methods = list(dict.fromkeys(row.method for row in samples))
-    reference = "origin" if "origin" in methods else next(iter(methods), "")
+    reference = reference_method(methods) if methods else ""
     cells = []
     for (task, name, method, length), values in sorted(grouped.items(), key=lambda item: item[0][3]):
         metric = next(metric for metric in tasks[task].metrics if metric.name == name)
@@ -422,7 +423,7 @@ def title(result: Evaluated) -> str:
 
 def sections(result: Evaluated) -> list[Section]:
     """Differences to the reference and charts by length first; all scores, and what they cost, folded."""
-    reference = "origin" if "origin" in result.methods else next(iter(result.methods))
+    reference = reference_method(list(result.methods))
     charts = evaluation_charts(result)
     scores, costs = ([cell for cell in result.cells if (cell.task in _COSTS) == is_cost] for is_cost in (False, True))
     drawn: dict[str, fig.Drawable] = {task: chart for task, chart in charts.items() if task not in _COSTS}

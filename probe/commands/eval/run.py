@@ -73,7 +73,7 @@ def run_evaluation(
 
 def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: list[EvalKey]) -> Evaluated:
     plan, too_large = experiment.plan, experiment.too_large
-    samples = _samples({key: row for key, row in journal.rows.items() if key in set(plan.cells)})
+    samples = _samples({key: journal.rows[key] for key in plan.cells if key in journal.rows})
     if not samples and too_large:
         raise Failed(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")
     summary = Evaluated(

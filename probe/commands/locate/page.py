@@ -249,6 +249,7 @@ def _clamped(rows: Sequence[Effect], places: Sequence[int | None], kind: str, sh
 _MAX_NAMED = 3  # layers named in a sentence
 _MAX_ESTIMATED, _LEAST_ESTIMATED = 10, 0.01  # heads by gradients, to be patched, and the least share of one
 _LEAST_RANKED = 5  # heads below which nothing is said of ranks
+_MANY = 20  # heads of which some would be significant by chance
 
 
 def located_findings(summary: Located, **labels: Any) -> list[tuple[str, list[str]]]:
@@ -282,7 +283,7 @@ def _sentences(summary: Located, gap: Loss) -> list[str]:
         _smallest(having(summary.smallest, **gap.labels)),
         *_clamps(effects, having(summary.inside, length=gap.length, measure=gap.measure)),
         f"Some shares are over {fewer} item{'s' * (fewer > 1)}." if fewer < gap.items else "",
-        f"{summary.tasks_left} tasks are left to run." if summary.tasks_left else "",
+        f"Tasks that are left to run: {summary.tasks_left}." if summary.tasks_left else "",
     ]
     return [sentence for sentence in sentences if sentence]
 
@@ -308,11 +309,13 @@ def _best(rows: Sequence[Effect]) -> str:
         return ""
     rows = _ranked(rows)
     text = f"The best of {len(rows)} single heads, {rows[0].name}, recovers {_share(rows[0])}"
+    clear = [row for row in rows if row.is_clear and row.share > 0]
+    chance = f"; {len(clear)} are significant, about {len(rows) / 40:.0f} would be by chance"
+    chance = chance if clear and len(rows) >= _MANY else ""
     if rows[0].is_clear:
-        return f"{text}."
-    clear = next((row for row in rows if row.is_clear and row.share > 0), None)
-    other = f"the best significant one, {clear.name}, recovers {_share(clear)}" if clear else "none is"
-    return f"{text}, which is not significant; {other}."
+        return f"{text}{chance}."
+    other = f"the best significant one, {clear[0].name}, recovers {_share(clear[0])}" if clear else "none is"
+    return f"{text}, which is not significant; {other}{chance}."
 
 
 def _estimated(rows: Sequence[Effect], patched: Sequence[Effect]) -> Iterator[str]:
@@ -357,7 +360,7 @@ def _smallest(rows: Sequence[SmallestSet]) -> str:
     known, enough = [share for share in row.share if not math.isnan(share)], f"{SUFFICIENT:.0%}"
     if max(known, default=0.0) >= SUFFICIENT:
         return f"It is unclear whether a set recovers {enough}: one did ({max(known):.0%}), the last did not: {text}"
-    return f"None of {len(known)} sets recovers {enough}; the last: {text}"
+    return f"None of {len(known)} sets recovers {enough} (most: {max(known, default=0.0):.1%}); the last: {text}"
 
 
 def _clamps(effects: Sequence[Effect], inside: Sequence[InsideCost]) -> Iterator[str]:

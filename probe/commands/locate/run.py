@@ -725,7 +725,7 @@ def summarize(plan: LocatePlan, journal: Journal) -> Located:
                 smallest += _smallest(plan, rows, group, loss)
     return Located(
         **summary_of(plan),
-        layers=list(plan.layers),
+        layers=sorted({*plan.layers} | {row.layer for row in effects if row.layer is not None}),
         heads=plan.config.num_attention_heads,
         tasks_left=remaining(plan, rows),
         refusal=no_gap(plan, rows),

@@ -226,15 +226,14 @@ def findings_of(prediction: Prediction | None, facts: RunFacts) -> Findings:
     """
     if prediction is None or (prediction.model, prediction.trained_length) != facts[:2]:
         return Findings({}, {}, [])
+    configs = facts.method_configs
+    same = {method: row for method, row in prediction.methods.items() if row.config == configs.get(method)}
     predicted = {
         method: PredictedFailure(row.failure.length, row.failure.ends, prediction.longest)
-        for method, row in prediction.methods.items()
-        if method != facts.reference
-        and row.failure is not None
-        and not row.not_covered
-        and row.config == facts.method_configs.get(method)
+        for method, row in same.items()
+        if method != facts.reference and row.failure is not None and not row.not_covered
     }
-    uncovered = [method for method, row in prediction.methods.items() if row.not_covered]
+    uncovered = [method for method, row in same.items() if row.not_covered]
     if prediction.refusal:
         return Findings({}, predicted, [f"Predicted failure: none. By mesa-lens predict, {prediction.refusal}."])
     rests_on = (

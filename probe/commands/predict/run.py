@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +77,7 @@ class PredictPlan:
         """Tokens of a calibration prompt."""
         return min(self.trained_length, GAP_TOKENS)
 
-    @property
+    @cached_property
     def passes(self) -> dict[formula.PassAt, PlannedPass]:
         """Every pass over a text, by the name of its method and its tokens."""
         trained, longest, tokens = self.trained_length, self.longest, self.gap_tokens

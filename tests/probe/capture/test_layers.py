@@ -68,3 +68,30 @@ def test_statistics_are_of_the_layers_that_have_heads():
     assert data["layer"].values.tolist() == [1]
     assert data["mass"].dims == ("layer", "head", "query", "part")
     np.testing.assert_allclose(data["mass"].sum("part"), 1, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("family", "hook", "layers", "problem"),
+    [
+        ("deepseek_v3", "q", (0, 2), "is never reached in layer 0"),
+        ("qwen3_5", "q", (1, 2), r"has another size, \(40, 128\) in layer 1"),  # its queries come with gates
+        ("phi", "resid_mid", (0, 2), "is not there in layer 0"),
+    ],
+)
+def test_hooks_that_a_bridge_lacks_or_has_in_another_size_give_no_states(family, hook, layers, problem):
+    bridge = mesa.bridge(matrix.build(family), tokenizer_of("default"))
+    spec = CaptureSpec(("resid_post", hook), (layers,))
+    with pytest.raises(Refused, match=f"^hook '{hook}' {problem} of this {family}.* model; take resid_pre, resid_post"):
+        capture_states(bridge, tokens(1, 40)[0].tolist(), cases.method("rerope"), spec)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_refused_hook_leaves_no_hook_on_the_layers_and_states_are_finite():
+    model, ids = matrix.build("minicpm3"), tokens(1, 40)[0].tolist()
+    with pytest.raises(Refused, match="needs an adapter"):
+        capture_states(LayerHooks(model), ids, cases.method("rerope"), CaptureSpec(("resid_post", "q")))
+    assert not any(module._forward_hooks for module in model.modules())
+    torch.nn.init.constant_(model.get_input_embeddings().weight, float("nan"))
+    with pytest.raises(RuntimeError, match="the states under rerope are not finite; run the model with"):
+        capture_states(LayerHooks(model), ids, cases.method("rerope"))

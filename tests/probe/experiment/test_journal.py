@@ -79,6 +79,11 @@ def test_other_settings_and_other_parameters_of_a_method_are_refused(path):
     with pytest.raises(FileExistsError, match=r"another seed \(1 there, 2 now\); use --overwrite or another --out$"):
         Journal(path, {"seed": 2, "model": "m"})
     assert set(Journal(path, {"seed": 1, "model": "m"}, lambda key: origin).rows) == {KEY}
+    text = {"seed": 1, "model": "m", "text": "a.txt", "documents": "sum"}
+    Journal(path.with_name("other"), text).add(KEY, {**ROW, "config": origin.describe()})
+    assert set(Journal(path.with_name("other"), text | {"text": "./a.txt"}).rows) == {KEY}
+    with pytest.raises(FileExistsError, match=r"another documents .*, text \(a\.txt there, b\.txt now\)"):
+        Journal(path.with_name("other"), text | {"text": "b.txt", "documents": "other"})
     with pytest.raises(FileExistsError, match="holds origin with other parameters; use --overwrite"):
         Journal(path, {"seed": 1, "model": "m"}, lambda key: Origin(trained_length=96))
 

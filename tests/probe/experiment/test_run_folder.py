@@ -4,7 +4,7 @@ import pytest
 
 from probe.experiment.journal import Journal
 from probe.options import Tokens, read_as
-from probe.run_folder import RunFolder
+from probe.run_folder import RunFolder, differing
 
 
 @pytest.mark.parametrize("name", ["data.jsonl", "deep/data.jsonl", "a.zarr/zarr.json", "store.zarr/notes", "locate/me"])
@@ -62,3 +62,9 @@ def test_every_number_of_tokens_may_be_in_thousands():
     for wrong in ("k", "0k", "-1k", "2kk", "1.5k"):
         with pytest.raises(ValueError, match="is not an integer"):
             read_as(Tokens, wrong)
+
+
+def test_a_seed_is_compared_where_both_have_one():
+    there = {"model": "m", "trained_length": 64}
+    assert differing(there | {"seed": 3}, there) == differing(there, there | {"seed": 3}) == ""
+    assert differing(there | {"seed": 3}, there | {"seed": 0}) == "another seed (3 there, 0 now)"

@@ -28,8 +28,8 @@ def test_what_was_not_run_is_not_called_absent():
     assert beyond == "Retrieval: cannot tell which heads are lost; no length up to M was measured."
     weak = [row | {"best": [0.2, 0.1, 0.3]} for row in rows()]
     assert retrieval(retrieval=weak, retrieval_heads=[]) == (
-        "Retrieval: 0 of 32 heads score 0.3 or more inside M under origin (4 prompts); highest: L0H0, 0.20 [0.10, "
-        "0.30]."
+        "Retrieval: 0 of 32 heads score 0.3 or more inside M under origin (4 prompts); highest: L0H0, 0.200 "
+        "[0.100, 0.300]."
     )
     findings = anatomy_findings(anatomized.typed(anatomized.summary() | {"heads": [], "all_heads": []}))
     assert findings[1:] == ["Not measured: heads (--parts)."]

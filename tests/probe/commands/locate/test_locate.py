@@ -79,6 +79,8 @@ def test_a_run_resumes_with_what_another_runner_lost(checkpoint, tmp_path):
     assert failed == []
     assert status_of(tmp_path).parts[0].left == 0
     assert summarize(locate_plan, journal).tasks_left == 0
+    of_one_layer = planned(checkpoint, "patch", heads="none", layers="2", ways=("only",))
+    assert summarize(of_one_layer, journal).layers == [0, 1, 2]  # of all rows there, which page and charts show
 
 
 def test_a_model_without_an_excess_loss_has_nothing_to_recover(tmp_path, capsys):

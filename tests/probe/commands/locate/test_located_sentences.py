@@ -30,7 +30,7 @@ def test_the_sentences_hold_the_numbers():
         "At 1024 tokens the excess loss of origin over rerope is 1.20 [0.86, 1.56] nats/token (12 items).",
         "Loss recovered by rerope in one layer alone: layer 2 82% [54, 110]; layer 0 18% [10, 26]; 2 of 4 layers not",
         "Loss that returns with rerope everywhere but in one layer: layer 2 66% [38, 93]",
-        "The best of 31 single heads, L2H3, recovers 41% [31, 51].",
+        "The best of 31 single heads, L2H3, recovers 41% [31, 51]; 2 are significant, about 1 would be by chance.",
         "Smallest set found: 3 heads (L2H3, L2H5, L2H0) recover 92% [80, 102] (random sets of 3: 6% [2, 16]).",
         "Clamping the drift dims of all layers beyond M recovers ",
         "Clamping the threshold dims of all layers beyond M recovers ",
@@ -85,7 +85,10 @@ LOST = {"baseline": 3.0, "patched": 3.5, "low": -0.7, "high": -0.3, "significant
             "to recover.",
         ),
         (changed("loss_gaps", {"items": 1}), "(1 item, so the interval covers that text alone)"),
-        (located.summary() | {"effects": [], "smallest": [], "tasks_left": 3}, "items). 3 tasks are left to run."),
+        (
+            located.summary() | {"effects": [], "smallest": [], "tasks_left": 3},
+            "Tasks that are left to run: 3.",
+        ),
         (located.summary() | {"inside": INSIDE}, "Inside M it costs up to 0.07 [0.00, 0.14] nats/token."),
     ],
 )
@@ -126,7 +129,7 @@ def test_estimates_below_a_percent_and_constant_ones_are_named_as_such():
 def test_methods_without_an_excess_loss_or_a_set():
     text = text_of(located.summary(), "dynamic-ntk", 512)
     assert text.endswith("dynamic-ntk is not significant (0.04 [-0.05, 0.13] nats/token; 12 items).")
-    assert "None of 7 sets recovers 90%; the last: 7 heads" in text_of(located.summary(), "mesa")
+    assert "None of 7 sets recovers 90% (most: " in text_of(located.summary(), "mesa")
     unknown = changed("effects", dict.fromkeys(("share", "low", "high")))
     assert "%" not in text_of(unknown).partition("3 heads")[0]
 

@@ -36,8 +36,8 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
     run = write_run(tmp_path, hidden_states(layers=1, dims=8, prompts=("repeated",)), evaluation(), **attrs)
     monkeypatch.setattr("probe.commands.probe.report.write_figures", lambda *_: None)
     summary = as_json(write_report(run))
-    assert (summary["follows_length"], summary["pass_length"]) == (["dynamic-ntk"], 320)
-    note = "Under dynamic-ntk, positions or frequencies depend on prompt length. "
+    assert (summary["follows_length"], summary["pass_length"]) == (["dynamic-ntk", "mesa"], 320)
+    note = "Under dynamic-ntk and mesa, positions or frequencies depend on prompt length. "
     assert any(each.startswith(note) for each in summary["verdict"]["notes"])
     assert "not of shorter ones; losses and" in (run / "report.html").read_text()
 
