@@ -122,10 +122,8 @@ def _guarded(url: str, context: Context) -> None:
     try:
         if needs_run and context.entry is None:
             address.keep()
-            suggest(
-                f"There is no run under {context.root} yet. Make one, then reload this page:",
-                _HOW.format(quote(context.root)),
-            )
+            root = context.root
+            suggest(f"There is no run under {root} yet. Make one, then reload this page:", _HOW.format(quote(root)))
         else:
             draw(context)
     except (Refused, OSError) as error:

@@ -31,8 +31,7 @@ def drift_layers(drift: xr.Dataset) -> list[int]:
     layers = drift["layer"].values.tolist()
     onset = next(onset for onset in drift_onsets(drift) if onset.method == drift.attrs["reference"])
     counted = (at["run"] >= at.attrs["trained_length"]) & ~at["warm_up"] & (at["doubt"] == "")
-    beyond = at["level"].where(counted, 0)
-    strongest = int(beyond.max("run").fillna(0).values.argmax())
+    strongest = int(at["level"].where(counted, 0).max("run").fillna(0).values.argmax())
     return sorted({layers[0], layers[strongest] if onset.layer is None else onset.layer})
 
 
@@ -150,9 +149,8 @@ def _line(at: xr.Dataset, onset: DriftOnset) -> fig.Line:
     doubt = "" if onset.reason else str(drift["doubt"].item())
     note = f", layer {int(at['layer'])}: not evaluated, {doubt}" if doubt else ""
     level = np.where(drift["warm_up"].values, np.nan, drift["level"].values)
-    look = fig.style(onset.method)
-    faint = bool(onset.reason or doubt)
-    return fig.Line(label, at["run"].values.astype(float), np.sqrt(level), *look, faint=faint, note=note)
+    x, look = at["run"].values.astype(float), fig.style(onset.method)
+    return fig.Line(label, x, np.sqrt(level), *look, faint=bool(onset.reason or doubt), note=note)
 
 
 def _point(at: xr.Dataset, onset: DriftOnset, layer: int) -> fig.Point:

@@ -49,9 +49,7 @@ def stair_extends(settings: VerifyOptions) -> Outcome:
         if stair_is_recovered(N, E):
             signed = (o - settings.H) * np.sign(excess)
             reading &= Measurement(float(signed[certain].min()), deviation(o, excess + settings.H))
-        is_closed = stair_is_recovered(N, E) and reach < 2**53
-        fails = first_failure(M, N, E) if is_closed else first_below(o, M, settings.H) or f"none to {length}"
-        failures.append(f"{(M, N, E)}: {fails}")
+        failures.append(f"{(M, N, E)}: {first_below(o, M, settings.H) or f'none to {length}'}")
     return Outcome(
         {"K": "W(T-1) + 1 or more", "(M, N, E)": grid(triples), "H": settings.H, "dtype": settings.dtype},
         f"M < t < T*; where positions are recovered also success or failure at every t to 1.1 T*, "

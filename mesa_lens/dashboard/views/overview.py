@@ -120,9 +120,8 @@ def compare(context: Context) -> None:
     others = {entry.name: entry for entry in context.entries if entry.name != context.run.name and entry.finished}
     if not others:
         address.keep()
-        command = (
-            f"mesa-lens probe --length 1024 --prompt world --out {quote(str(context.run.path.with_name('second')))}"
-        )
+        second = quote(str(context.run.path.with_name("second")))
+        command = f"mesa-lens probe --length 1024 --prompt world --out {second}"
         ui.suggest(f"There is no second run under {context.root}. Make one, e.g.:", command)
         return
     default = [name for name, entry in others.items() if entry.opens][:1]
