@@ -4,6 +4,7 @@ import importlib
 import logging
 from collections.abc import Callable
 from functools import partial
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,9 @@ def _of_command(command: Command, context: Context) -> None:
 
 
 PAGES = _pages()
-_HOW = """mesa-lens probe --length 2048 --out runs/demo
+_HOW = """mesa-lens probe --length 2048 --out {0}/demo
 # or, on your own model
-mesa-lens probe --model <hub id or local path> --out runs/mine"""
+mesa-lens probe --model <hub id or local path> --out {0}/mine"""
 _STYLE = f"""<style>
 .stMainBlockContainer {{padding: 4.5rem clamp(1rem, 4vw, 4rem) 3rem}}
 h1 {{padding-top: 0}}
@@ -121,7 +122,8 @@ def _guarded(url: str, context: Context) -> None:
     try:
         if needs_run and context.entry is None:
             address.keep()
-            suggest(f"There is no run under {context.root} yet. Make one, then reload this page:", _HOW)
+            root = context.root
+            suggest(f"There is no run under {root} yet. Make one, then reload this page:", _HOW.format(quote(root)))
         else:
             draw(context)
     except (Refused, OSError) as error:

@@ -30,8 +30,8 @@ def drift_layers(drift: xr.Dataset) -> list[int]:
     at = drift.sel({"method": drift.attrs["reference"]})
     layers = drift["layer"].values.tolist()
     onset = next(onset for onset in drift_onsets(drift) if onset.method == drift.attrs["reference"])
-    beyond = at["level"].where((at["run"] >= at.attrs["trained_length"]) & ~at["warm_up"], 0)
-    strongest = int(beyond.max("run").fillna(0).values.argmax())
+    counted = (at["run"] >= at.attrs["trained_length"]) & ~at["warm_up"] & (at["doubt"] == "")
+    strongest = int(at["level"].where(counted, 0).max("run").fillna(0).values.argmax())
     return sorted({layers[0], layers[strongest] if onset.layer is None else onset.layer})
 
 
@@ -146,9 +146,11 @@ def _line(at: xr.Dataset, onset: DriftOnset) -> fig.Line:
     """A method's distance; faint, with the reason, where it is not evaluated."""
     drift = at.sel({"method": onset.method})
     label = f"{onset.method}: excluded, {onset.reason}" if onset.reason else onset.method
+    doubt = "" if onset.reason else str(drift["doubt"].item())
+    note = f", layer {int(at['layer'])}: not evaluated, {doubt}" if doubt else ""
     level = np.where(drift["warm_up"].values, np.nan, drift["level"].values)
-    look = fig.style(onset.method)
-    return fig.Line(label, at["run"].values.astype(float), np.sqrt(level), *look, faint=bool(onset.reason))
+    x, look = at["run"].values.astype(float), fig.style(onset.method)
+    return fig.Line(label, x, np.sqrt(level), *look, faint=bool(onset.reason or doubt), note=note)
 
 
 def _point(at: xr.Dataset, onset: DriftOnset, layer: int) -> fig.Point:

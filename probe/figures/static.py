@@ -316,7 +316,8 @@ def _draw_panel(axis: Axes, panel: fig.Panel) -> None:
     for rule in panel.rules:
         _draw_rule(axis, rule, panel)
     below = "\n".join(filter(None, [panel.x_title, panel.outside]))
-    axis.set(title=panel.title, xlabel=below, ylabel=panel.y_title, ylim=panel.y_range)
+    title = textwrap.fill(panel.title, int(_PANEL[0] / 0.075))
+    axis.set(title=title, xlabel=below, ylabel=panel.y_title, ylim=panel.y_range)
     axis.spines[["top", "right"]].set_visible(False)
     if panel.log_x:
         axis.set_xscale("log", base=2)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast
 
 from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError, computed_field
@@ -44,18 +45,23 @@ def formerly(name: str, present: str) -> Any:
 class ResultFile(Generic[T]):
     """A command's summary in the folder of a run. path: below the folder; its first part names the command, or `by`.
 
-    type: a pydantic dataclass; its `version` is the one that is written and read.
+    type: a pydantic dataclass; its `version` is the one that is written and read. flags: without which the command does
+    not write it.
     """
 
     path: Path
     type: type[T]
     indent: int | None = 1
     by: str = ""
+    flags: str = ""
 
     @property
     def command(self) -> str:
         """The command that writes it."""
         return self.by or self.path.parent.name
+
+    def _line(self, folder: Path) -> str:
+        return f"`mesa-lens {self.command}{self.flags} --out {quote(str(folder))}`"
 
     def find(self, folder: Path) -> T | None:
         """What the command wrote into the folder; None where it was not run.
@@ -74,8 +80,7 @@ class ResultFile(Generic[T]):
         if problem:
             raise Refused(problem)
         if result is None:
-            remedy = f"write it: `mesa-lens {self.command} --out {folder}`"
-            raise NotFound(f"{folder / self.path} is not there; {remedy}")
+            raise NotFound(f"{folder / self.path} is not there; write it: {self._line(folder)}")
         return result
 
     def write(self, folder: Path, result: T) -> None:
@@ -96,7 +101,7 @@ class ResultFile(Generic[T]):
             if (writer := RunFolder(folder).writer(path)) not in ("", self.command):
                 remedy = f"name a folder that `mesa-lens {self.command}` wrote to"
                 raise Refused(f"{path} is of `mesa-lens {writer}`, not of `{self.command}`; {remedy}") from error
-            raise Refused(f"{error}; write it again: `mesa-lens {self.command} --out {folder}`") from error
+            raise Refused(f"{error}; write it again: {self._line(folder)}") from error
         problem = RunFolder(folder).not_of_run(path, content, self.command)
         return (None, problem) if problem else (result, "")
 

@@ -197,10 +197,17 @@ def test_readouts_open_with_the_answer_and_follow_their_selectors(opened):
 
 
 def test_commands_to_copy_are_quoted(root, monkeypatch, tmp_path):
+    assert f"--out {tmp_path}/demo\n" in run(tmp_path, monkeypatch, "overview").code[0].value
     shutil.copytree(root / "nested" / "second", tmp_path / "a; rm -rf $HOME")
     assert (
         f"mesa-lens anatomy --out '{tmp_path}/a; rm -rf $HOME'" in run(tmp_path, monkeypatch, "anatomy").code[0].value
     )
+    assert run(tmp_path, monkeypatch, "compare").code[0].value.endswith(f"--out {tmp_path}/second")
+    (tmp_path / "a; rm -rf $HOME" / "anatomy").mkdir()
+    (tmp_path / "a; rm -rf $HOME" / "anatomy" / "tokens.json").write_text("{")
+    (error,) = run(tmp_path, monkeypatch, "tokens").error
+    command = f"`mesa-lens anatomy --parts tokens --out '{tmp_path}/a; rm -rf $HOME'`"
+    assert error.value.replace("\\", "").endswith(f"write it again: {command}")
 
 
 def test_anatomy_opens_with_what_was_measured(root, monkeypatch, tmp_path):
@@ -460,6 +467,9 @@ def test_theory_shows_what_the_closed_forms_say(opened):
     app = opened("theory", theory_M="64", N="8")
     assert "the remap first fails at t = 181,369;" in shown_texts(app)
     assert "The paper's theorems: 3.1 holds. BROKEN: 3.2." in shown_texts(app)
+    assert "recover up to M - 1, the remap first fails at t = 14." in shown_texts(
+        opened("theory", theory_M="4", N="2", E="50")
+    )
     app.slider(key="theory_M").set_value(4).run()
     assert "N=8 is not below M=4" in app.warning[0].value.replace("\\", "")
 

@@ -109,6 +109,11 @@ def test_a_stair_with_theorem_32s_own_range_fails_where_the_built_model_does(siz
     assert first_below(built, M, 0.5) == fails
 
 
+def test_no_step_is_searched_where_ideal_recovery_holds_to_the_end(monkeypatch):
+    monkeypatch.setattr(bounds, "rounded", None)
+    assert bounds.step_failure(128, 80) is None
+
+
 def test_the_printed_matrices_take_a_stair_to_a_few_multiples_of_the_window():
     assert bounds.stair_failure(64, 8, 2) == 124
     assert bounds.first_failure(64, 8, 2) == 3172

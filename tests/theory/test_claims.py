@@ -82,6 +82,15 @@ def test_first_failures_of_the_step_mlp(N, M, first):
 
 
 @pytest.mark.parametrize(
+    ("sizes", "text"), [((16, 1, 50), "(16, 1, 50): none to 174"), ((64, 60, 5), "(64, 60, 5): none to 1600")]
+)
+def test_the_corollary_names_no_first_failure_that_the_closed_form_does_not_tell(sizes, text):
+    claim = CLAIMS["corollary"](VerifyOptions(*sizes, quick=True))
+    assert claim.ok
+    assert claim.counterexample.endswith(f"): {text}")
+
+
+@pytest.mark.parametrize(
     ("error", "text"), [(0, "0"), (2.78e-17, "below 1e-16"), (6e-13, "below 1e-12"), (0.02, "0.02")]
 )
 def test_what_rounding_leaves_is_given_by_its_power_of_ten(error, text):

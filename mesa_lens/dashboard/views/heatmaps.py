@@ -172,10 +172,8 @@ def _select(run: Run, choice: _Choice) -> xr.DataArray:
 @st.cache_data(max_entries=8, show_spinner="Reading hidden states …", hash_funcs=BY_STORE)
 def _panel(entry: Entry, choice: _Choice) -> tuple[xr.DataArray, xr.DataArray]:
     """The pooled panel (method, layer, dim, position) and its limits by layer."""
-    run = entry.run
-    panel = _select(run, choice)
-    pooled, limits = heatmap.survey(panel, [choice.methods], heatmap.SCREEN_CELLS, choice.quantile, choice.minus)
-    return pooled, limits
+    panel = _select(entry.run, choice)
+    return heatmap.survey(panel, [choice.methods], heatmap.SCREEN_CELLS, choice.quantile, choice.minus)
 
 
 def _stem(entry: Entry, choice: _Choice) -> str:

@@ -160,4 +160,5 @@ def tokens(context: Context) -> None:
     for title, view in shown if head == _DEFAULT else reversed(shown):  # a chosen head comes first
         ui.heading(title)
         st.html(view, unsafe_allow_javascript=True)
-    ui.download("Both (HTML)", losses + attention, f"{ui.file_stem(context.run.name, 'tokens', method, head)}.html")
+    page = f"<!doctype html><meta charset=utf-8>{losses}{attention}"
+    ui.download("Both (HTML)", page, f"{ui.file_stem(context.run.name, 'tokens', method, head)}.html")

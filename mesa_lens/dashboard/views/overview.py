@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from shlex import quote
 from typing import Any, cast
 
 import numpy as np
@@ -119,7 +120,8 @@ def compare(context: Context) -> None:
     others = {entry.name: entry for entry in context.entries if entry.name != context.run.name and entry.finished}
     if not others:
         address.keep()
-        command = "mesa-lens probe --length 1024 --prompt world --out runs/second"
+        second = quote(str(context.run.path.with_name("second")))
+        command = f"mesa-lens probe --length 1024 --prompt world --out {second}"
         ui.suggest(f"There is no second run under {context.root}. Make one, e.g.:", command)
         return
     default = [name for name, entry in others.items() if entry.opens][:1]

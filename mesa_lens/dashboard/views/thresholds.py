@@ -144,16 +144,9 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
         ("smoothing", 1, 512, scaled.smoothing, 1, "A value is the mean over so many positions"),
         ("sustained", 1, 4096, scaled.sustained, 1, "A crossing lasts for so many positions"),
         ("warm_up", 0, last, scaled.warm_up, 1, "Positions before it are left out"),
-        (
-            "margin",
-            0.0,
-            50.0,
-            scaled.margin,
-            0.5,
-            "In-window spreads from the threshold to the limit; 0 is the paper's rule",
-        ),
+        ("margin", 0.0, 50.0, scaled.margin, 0.5, "From the threshold to the limit; 0 is the paper's rule"),
         ("minimum_score", 0.0, 1000.0, scaled.minimum_score, 1.0, "Motion beyond M, in spreads, of a threshold dim"),
-        ("share", 0.0, 1.0, scaled.share, 0.01, "Of positions inside, and after the crossing, that must agree"),
+        ("share", 0.01, 1.0, scaled.share, 0.01, "Of positions inside, and after the crossing, that must agree"),
         ("floor", 0.0, 1.0, scaled.floor, 0.01, "Least spread, as a share of the layer's typical size"),
     )
     defaults = {key: default for key, _, _, default, _, _ in widgets}

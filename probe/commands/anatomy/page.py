@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 from markupsafe import Markup, escape
 
-from mesa.errors import NotFound, Refused
+from mesa.errors import Refused
 from mesa.support import layers_text
 from probe.commands.anatomy.result import (
     ANATOMY,
@@ -567,8 +567,5 @@ def in_notebook(folder: Path) -> InNotebook:
 
 def tokens_in_notebook(folder: Path, method: str | None, layer: int | None, head: int | None) -> HTML:
     """Two views of a text, see `probe.Run.tokens`."""
-    tokens = TOKENS.find(folder)
-    if tokens is None:
-        command = f"mesa-lens anatomy --parts tokens --out {folder}"
-        raise NotFound(f"{folder / TOKENS.path} is not there; capture it: `{command}`")
+    tokens = TOKENS.read(folder)
     return HTML(loss_view(tokens, method) + attention_view(tokens, method, layer, head))

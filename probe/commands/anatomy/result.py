@@ -127,4 +127,4 @@ class Tokens:
 TABLES = ("heads", "all_heads", "retrieval", "retrieval_heads")
 """The tables next to a summary, as csv."""
 ANATOMY = ResultFile(Path("anatomy", "summary.json"), Anatomy)
-TOKENS = ResultFile(Path("anatomy", "tokens.json"), Tokens, None)
+TOKENS = ResultFile(Path("anatomy", "tokens.json"), Tokens, None, flags=" --parts tokens")

@@ -146,7 +146,7 @@ def _drift(summary: Summary, prompts: Sequence[Section]) -> Section:
         return Section("Drift", [f"Drift could not be evaluated: {summary.drift}."])
     text = (
         f"{TERMS['dim']} Here: how far a layer's states are from what they did inside the window, all dims together, "
-        f"at the layer where {summary.reference}'s drift begins. Red: the limit."
+        f"where {summary.reference}'s drift begins or is strongest, and in the first layer. Red: the limit."
     )
     return Section("Drift", [text], parts=prompts)
 
@@ -231,7 +231,7 @@ def _states(summary: Summary, differences: Figures, raw: Figures) -> Section:
     )
     if not differences:
         return Section("Hidden states", [text], raw)
-    text += f" Shown minus {summary.reference}, at the layer where its drift begins."
+    text += f" Shown minus {summary.reference}, at the layer where its drift begins or is strongest."
     folded = Section("Raw values of every method, all layers", figures=raw, folded=True)
     return Section("Hidden states", [text], differences, parts=[folded])
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from synthetic import hidden_states
 
-from probe.figures.states import COLUMNS, drift_map
+from probe.figures.states import COLUMNS, drift_chart, drift_layers, drift_map
 from probe.thresholds.drift import find_drift
 
 M = 64
@@ -40,3 +40,16 @@ def test_many_runs_keep_their_largest_and_gaps_stay_empty(drift):
     empty = np.isnan(gap.cells[0][0].values).all(axis=0)
     assert empty[50:70].all()  # a column is two runs
     assert not empty[30:50].any()
+
+
+def test_a_layer_that_is_not_evaluated_is_drawn_faintly_and_is_not_the_strongest(drift):
+    doubted = drift.assign(doubt=drift["doubt"].astype("U40")).copy(deep=True)
+    doubted["level"].loc[{"method": "origin", "layer": 0}] = 1e6
+    for name, value in (("doubt", "no clearer than chance"), ("first", np.nan)):
+        doubted[name].loc[{"method": "origin", "layer": 0}] = value
+    doubted["first"].loc[{"method": "origin"}] = np.nan
+    first, strongest = drift_layers(doubted)
+    assert (first, strongest > 0) == (0, True)
+    lines = [panel.lines[0] for panel in drift_chart(doubted).panels]
+    assert [line.faint for line in lines] == [True, False]
+    assert [line.entry for line in lines] == ["origin, layer 0: not evaluated, no clearer than chance", "origin"]

@@ -229,6 +229,8 @@ def test_static_figures_draw_the_same(hidden, crossings):
     chart = threshold_chart(hidden, crossings, layer, dim)
     axes = draw(chart).axes
     assert [axis.get_title() for axis in axes] == [panel.title for panel in chart.panels]
+    wide = draw(replace(chart, panels=(replace(chart.panels[0], title="a word or two " * 5),)))
+    assert [len(line) <= 50 for line in wide.axes[0].get_title().splitlines()] == [True, True]
     np.testing.assert_array_equal(axes[1].lines[0].get_ydata(), chart.panels[1].lines[0].y)
     line_styles = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes[1].lines[:4]}
     assert {(colour, marker) for colour, marker, _ in line_styles} == {
