@@ -59,6 +59,15 @@ def test_plain_runs_come_first_and_what_follows_is_foreseen(model, tmp_path):
     assert smallest > patched  # states of every item
 
 
+def test_an_estimate_on_one_text_has_no_interval(model, tmp_path):
+    locate_plan = planned(model, GRADIENTS, samples=1)
+    journal = with_plain_runs(locate_plan, tmp_path, baseline=(3.0,))
+    add(journal, locate_plan, (*GROUP, "rerope", 0, GRADIENTS), recovered=[[0.1] * 4] * 3)
+    effects = summarize(locate_plan, journal).effects
+    assert [(row.layer, row.head) for row in effects] == HEADS
+    assert all(math.isnan(row.low) for row in effects)
+
+
 def searched(locate_plan, journal, losses, journaled=3):
     """A head search that chose `ORDER`; losses: by size, of the choosing and the scoring half.
 
