@@ -110,12 +110,11 @@ def _estimate(request: CheckRequest, printing: JsonOptions, cpu: ThreadOptions) 
     from probe.experiment.pool import computing
     from probe.thresholds.window_estimate import SHORTEST
 
-    config = request.checked_config()
-    if not printing.json and (request.trained_length or request.longest is None):
-        print(f"{request.model}: {stated_text(config, request.trained_length)}\n")
-    longest = request.longest
+    config, longest = request.checked_config(), request.longest
     if longest and request.trained_length:
         raise Refused(f"--trained-length {request.trained_length} with --longest: it only sets the longest context")
+    if not printing.json and longest is None:
+        print(f"{request.model}: {stated_text(config, request.trained_length)}\n")
     if longest is None:
         longest = max(2 * SHORTEST, _TIMES * (request.trained_length or trained_length(config)))
     check_prompts(longest, request.samples, "--longest")

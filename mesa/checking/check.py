@@ -141,8 +141,7 @@ def states(subject: Subject) -> CheckRow:
                 what = "the logits" if layer == len(stock.states) else f"the states that enter layer {layer}"
                 detail = f"{what} are not finite at {setting.length} tokens; run it with --dtype float32"
                 return CheckRow("states are numbers", FAILED, detail)
-    layers = subject.model.config.num_hidden_layers
-    return CheckRow("states are numbers", PASSED, f"{layers} layers of the stock model, and its logits")
+    return CheckRow("states are numbers", PASSED, "every layer of the stock model, and its logits")
 
 
 def stock_against_origin(subject: Subject) -> CheckRow:

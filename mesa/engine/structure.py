@@ -426,7 +426,8 @@ class _Probe:
         states = [query, key]
         if after:
             states = [part / weight_of(norm, part) for part, norm in zip(states, after, strict=True)]
-        norms_of = [row.norm(dim=(0, 2)).clamp_min(1e-9) for row in states[0]]  # a query may have a factor by place
+        least = torch.finfo(query.dtype).tiny  # padding's queries may be 0
+        norms_of = [row.norm(dim=(0, 2)).clamp_min(least) for row in states[0]]  # a query may have a factor by place
         states[0] = torch.stack([states[0][0], states[0][1] * (norms_of[0] / norms_of[1])[:, None]])
         if max(float((part[1] - part[0]).abs().max() / (part.abs().max() or 1)) for part in states) <= allowed:
             return None, None

@@ -59,27 +59,27 @@ def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, scored: int = 1) -> list[np.ndarray]:
+def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, scored: int = 0) -> list[np.ndarray]:
     """Up to `count` runs of `tokens` tokens, spread evenly over documents and without overlap while there is room.
 
-    scored: of each run the last n tokens are scored; these never overlap, and no run is there twice: either would
-    count one text as several. Where no document is long enough they are strung together. Raises Refused when all of
-    them do not hold `tokens` tokens.
+    scored: of each run the last n tokens are scored; these never overlap, and neither they nor a run are there twice:
+    either would count one text as several. Where no document is long enough they are strung together. Raises Refused
+    when all of them do not hold `tokens` tokens.
     """
     documents, places = window_places(documents, tokens, count, scored)
     runs = [documents[d][s : s + tokens] for d, s in places]
-    return list({run.tobytes(): run for run in runs}.values())
+    return list({run[-scored:].tobytes(): run for run in runs}.values())
 
 
 def window_places(
-    documents: Sequence[np.ndarray], tokens: int, count: int, scored: int = 1
+    documents: Sequence[np.ndarray], tokens: int, count: int, scored: int = 0
 ) -> tuple[Sequence[np.ndarray], list[tuple[int, int]]]:
     """Where `text_windows` begin: (document, token); of these documents, which are one where none is long enough."""
     if documents and max(map(len, documents)) < tokens:
         documents = [np.concatenate(documents)]
     starts = [(d, s) for d, ids in enumerate(documents) for s in range(0, len(ids) - tokens + 1, tokens)]
     if len(starts) < count:
-        step = max(scored, sum(max(0, len(ids) - tokens) for ids in documents) // max(1, count))
+        step = max(1, scored, sum(max(0, len(ids) - tokens) for ids in documents) // max(1, count))
         starts = [(d, s) for d, ids in enumerate(documents) for s in range(0, len(ids) - tokens + 1, step)]
     if not starts:
         there = sum(map(len, documents))

@@ -83,7 +83,7 @@ class WindowEstimate:
     def record(self) -> JsonObject:
         """All of it as plain numbers."""
         values = asdict(self)
-        return {**values, "lengths": list(values.pop("compared")), "text": str(self)}
+        return {"lengths": values.pop("compared"), **values, "text": str(self)}
 
     def table(self) -> str:
         """A line a length."""

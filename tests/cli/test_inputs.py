@@ -13,9 +13,11 @@ from probe.request import EvalRequest
 
 
 def refused(capsys, *words, code=2):
-    """The line that a command ends with."""
+    """The line that a command ends with, which is all that it writes."""
     assert main(words) == code
-    lines = capsys.readouterr().err.strip().splitlines()
+    out, err = capsys.readouterr()
+    assert not out
+    lines = err.strip().splitlines()
     assert len(lines) == 1, lines
     return lines[0]
 

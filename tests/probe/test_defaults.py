@@ -91,6 +91,10 @@ def test_anatomy_leaves_out_parts_that_the_window_is_too_small_for(capsys):
         anatomy.plan(replace(request, lengths=(6, 24)))
     with pytest.raises(ValueError, match="fixed text"):
         anatomy.plan(replace(request, parts=("retrieval",)))
+    with pytest.raises(ValueError, match=r"length=68 is below .* of (\d+) tokens; ask for at least \1 ") as refused:
+        anatomy.plan(replace(request, lengths=(68, 256)))  # the prompt fits, its answer does not
+    least = int(str(refused.value).split()[-2])
+    assert anatomy.plan(replace(request, lengths=(least, 256))).lengths == [least, 256]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from probe.capture.spec import CaptureSpec
 from probe.commands.anatomy import AnatomyRequest, result
 from probe.commands.anatomy.page import RETRIEVES, headline, write_anatomy
 from probe.eval_tasks.base import PromptSpec
-from probe.eval_tasks.retrieval import Prompt
+from probe.eval_tasks.retrieval import Prompt, TooShortError
 from probe.eval_tasks.score import documents_of, logits_bytes, nll
 from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.tasks import PASSKEY, TAIL
@@ -349,7 +349,10 @@ def _passkeys(tokenizer: Any, length: int, setting: PromptSpec) -> Sequence[Prom
     """Prompts that end early enough for the answer's tokens to be predicted within `length`: at M, all inside M."""
     room = 0
     while True:
-        prompts = PASSKEY.prepare(tokenizer, length - room, setting, setting.samples)
+        try:
+            prompts = PASSKEY.prepare(tokenizer, length - room, setting, setting.samples)
+        except TooShortError as error:
+            raise TooShortError(length, error.needed + room) from None
         needed = max(len(prompt.answer_ids) for prompt in prompts) - 1
         if needed <= room:
             return prompts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,10 @@ from probe.capture.spec import CaptureSpec
 from probe.commands.locate import LocateRequest
 from probe.commands.locate.interventions import (
     BASELINE,
+    CONTROLS,
     JOURNALED,
     PATCHED,
+    RULES,
     Clamp,
     Gradients,
     Head,
@@ -61,7 +63,7 @@ from probe.eval_tasks.score import documents_of, logits_bytes
 from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.tasks import tail_tokens
 from probe.evaluation import PROMPTS
-from probe.experiment.estimate import estimated
+from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.pool import LOCAL, Key, MeasureTask, Runner, Task
 from probe.experiment.run import CommandResult, Experiment, MethodsPlan, PlanWorker, run, settings_of, summary_of
@@ -139,7 +141,7 @@ class PairedLosses:
     def gap(self) -> LossGap:
         """The excess loss of the baseline."""
         lost = self.baseline - self.patched
-        low, high = _widened(self._ends(self._resampled(lost)), student(lost.mean(1)))
+        low, high = _widened(self._ends(self._resampled(lost)), student(_units(lost)))
         return LossGap(float(self.baseline.mean()), float(self.patched.mean()), low, high)
 
     def share(self, losses: Sequence[Sequence[float]], *, again: bool = False) -> Share:
@@ -154,8 +156,8 @@ class PairedLosses:
         if lost.mean() < MIN_EXCESS_LOSS:
             return Share(np.nan, np.nan, np.nan)
         above, below = self._resampled(moved), self._resampled(lost)
-        value, by_items = float(moved.mean() / lost.mean()), fieller(moved.mean(1), lost.mean(1))
-        if (below <= 0).mean() > 0.025 or (len(lost) > 1 and by_items[0] is None):
+        value, by_items = float(moved.mean() / lost.mean()), fieller(_units(moved), _units(lost))
+        if (below <= 0).mean() > 0.025 or by_items[0] is None:
             return Share(value, np.nan, np.nan)
         return Share(value, *_widened(self._ends(above[below > 0] / below[below > 0]), by_items))
 
@@ -168,6 +170,11 @@ class PairedLosses:
 
     def _resampled(self, values: np.ndarray) -> np.ndarray:
         return self._weights @ values.ravel()
+
+
+def _units(values: np.ndarray) -> Any:
+    """What is independent in values (item, block): the means of items, or of one item its blocks."""
+    return values.mean(1) if len(values) > 1 else values[0]
 
 
 def _widened(ends: tuple[float, float], least: Ends) -> tuple[float, float]:
@@ -341,7 +348,8 @@ def tasks(plan: LocatePlan, rows: JournalRows, *, batch: int = 1, foresee: bool 
 
     Plain runs come first. Once a group has those of Origin and a method, and the excess loss is significant, patches
     follow, and the search for threshold dims; once these are there, clamps; then head searches, round by round.
-    foresee: also what follows from plain runs that are missing, as if every excess loss were significant.
+    foresee: also what follows from plain runs that are missing, as if every excess loss were significant, and all
+    clamps that there may be.
     """
     result, kinds = list[Task](), plan.request.kinds
     groups = sorted(plan.items, key=lambda group: group[1])
@@ -370,7 +378,7 @@ def tasks(plan: LocatePlan, rows: JournalRows, *, batch: int = 1, foresee: bool 
                 needs, key = task_bytes(plan, CLAMP, length), (DIMS, length, plan.compared[0])
                 result.append(Task(DIMS, key, needs, inputs=(DIMS,), weight=2 * length, length=length))
         for group in tried:
-            result += _clamped(plan, rows, group, batch)
+            result += _clamped(plan, rows, group, batch, foresee)
     if SMALLEST in kinds:
         for group, names in tried.items():
             result += [task for name in names for task in _search(plan, rows, group, name)]
@@ -408,20 +416,22 @@ def no_gap(plan: LocatePlan, rows: JournalRows) -> str:
     )
 
 
-def known_clamps(plan: LocatePlan, rows: JournalRows, group: ItemGroup) -> list[Clamp]:
-    """The clamps of a group's items; none before the dims of its length are known.
+def known_clamps(plan: LocatePlan, rows: JournalRows, group: ItemGroup, foresee: bool = False) -> list[Clamp]:
+    """The clamps of a group's items; before the dims of its length are known none, with `foresee` as if all layers had
+    some.
 
     The dims of a length are those that its first run found, whatever layers and methods are tried now, so that rows of
     one key hold the same dims.
     """
-    known = next((row["rules"] for key, row in rows.items() if LocateKey.of(key).group == (DIMS, group[1])), {})
-    tried = clamps(known, plan.layers)
+    every = [(layer, (0,), ((0,),) * CONTROLS) for layer in range(plan.config.num_hidden_layers * foresee)]
+    rules = [row["rules"] for key, row in rows.items() if LocateKey.of(key).group == (DIMS, group[1])]
+    tried = clamps(next(iter(rules), dict.fromkeys(RULES, every)), plan.layers)
     return [clamp for clamp in tried if group[0] == "nll" or not clamp.inside]  # a passkey's last M tokens lack the key
 
 
-def _clamped(plan: LocatePlan, rows: JournalRows, group: ItemGroup, batch: int) -> Iterator[Task]:
+def _clamped(plan: LocatePlan, rows: JournalRows, group: ItemGroup, batch: int, foresee: bool) -> Iterator[Task]:
     """Origin's runs with clamped dims, which serve all methods."""
-    tried = known_clamps(plan, rows, group)
+    tried = known_clamps(plan, rows, group, foresee)
     inside = [Plain(BASELINE, inside=True)] if any(clamp.inside for clamp in tried) else []
     for number in range(len(plan.items[group])):
         yield from _on_item(plan, rows, CLAMP, (*group, ORIGIN, number), [*inside, *tried], batch)
@@ -676,7 +686,7 @@ class Locate(Experiment):
         return tasks(self.plan, rows, batch=self.batch)
 
     def all_tasks(self, rows: JournalRows) -> Sequence[Task]:
-        """As for Experiment: as if every excess loss were significant; not the clamps, nor a search's later rounds."""
+        """As for Experiment: as if every excess loss were significant; without a search's later rounds."""
         return tasks(self.plan, rows, batch=self.batch, foresee=True)
 
     def remaining(self, rows: JournalRows) -> int:
@@ -846,8 +856,13 @@ def _smallest(plan: LocatePlan, rows: JournalRows, group: ItemGroup, loss: Loss)
 
 
 __all__ = ["estimate", "plan", "run_and_report"]
-estimate = partial(estimated, Locate)
-"""What a plan takes."""
+
+
+def estimate(plan: LocatePlan, out: Path, *, overwrite: bool) -> Estimate:
+    """What a plan takes; of a search the first round."""
+    text, left = estimated(Locate, plan, out, overwrite=overwrite)
+    later = "\nnot counted: the later rounds of the search for the smallest set" * (SMALLEST in plan.request.kinds)
+    return text + later, left
 
 
 def run_and_report(plan: LocatePlan, out: Path, **how: Any) -> CommandResult:

@@ -8,12 +8,13 @@ import pytest
 import structures
 import torch
 from structures import LENGTH, NAMES, STRUCTURES, held_to_pairs
-from tiny import tokens
+from tiny import model as tiny_model, tokens
 from torch import nn
 from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
 import mesa
+from mesa.engine.structure import structure_of
 
 QUICK = {"sinks": "mesa", "chunks": "streaming-llm", "MLA, complex": "dynamic-ntk", "soft cap": "self-extend"}
 """By structure the method of the quick suite, where it is not ReRoPE."""
@@ -126,6 +127,12 @@ def test_a_class_of_an_unknown_name_is_accepted():
     for number, layer in enumerate(model.model.layers):
         layer.self_attn = OwnAttention(config, number)
     held_to_pairs(model.eval(), "rerope")
+
+
+def test_padding_without_an_embedding_does_not_hide_the_rotation_in_float16():
+    model = tiny_model().half()
+    assert not model.model.embed_tokens.weight[model.config.pad_token_id].any()
+    assert all(attends.kind for attends in structure_of(model).values())
 
 
 def test_an_argument_that_is_not_known_is_an_error():

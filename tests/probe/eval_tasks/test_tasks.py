@@ -94,6 +94,8 @@ def test_no_token_is_scored_twice_of_a_short_or_repeated_text():
     repeated = [np.tile(np.arange(50), 40)]
     assert len(text_windows(repeated, 100, 20, scored=25)) == 1
     assert len(text_windows([np.arange(2000)], 100, 20, scored=25)) == 20
+    one_word = [np.array([1] + [2] * 999)]  # its first run begins otherwise, and the same is scored of it
+    assert [len(text_windows(one_word, 100, 3, scored)) for scored in (0, 25)] == [2, 1]
 
 
 def test_tail_nll_is_of_the_same_tokens_at_every_length(loaded, setting):

@@ -48,7 +48,9 @@ def test_chance_noise_and_a_window_below_the_shortest_cannot_tell():
     short = estimate_window(planted(16, gain=0)[0], 1024)
     assert "128 tokens are worse than 64, the shortest context tried; M is below 128" in str(short)
     for estimate in (flat, noisy, short):
-        json.dumps(estimate.record(), allow_nan=False)
+        record = json.loads(json.dumps(estimate.record(), allow_nan=False))
+        assert "compared" not in record  # they are the lengths
+        assert [row["length"] for row in record["lengths"]] == [at.length for at in estimate.compared]
         assert len(estimate.table().splitlines()) == 1 + len(estimate.compared)
 
 

@@ -9,7 +9,8 @@ from commands import main
 from elsewhere import Elsewhere
 from headed import HEAD
 
-from probe.commands.locate.run import Locate, LocateRequest, locate, plan, summarize
+from probe.commands.locate.interventions import CONTROLS
+from probe.commands.locate.run import Locate, LocateRequest, estimate, locate, plan, summarize
 from probe.experiment.estimate import passes_of, work_of
 from probe.experiment.pool import LOCAL
 from probe.files import read_result
@@ -142,3 +143,14 @@ def test_the_estimate_counts_passes_from_the_changed_layer_on(weightless):
     located = Locate(planned(weightless, "patch"))
     passes = 2 + 2 * (3 + 2 + 1) / 3 * 5  # both runs; alone and without, each layer and its 4 heads from there on
     assert sum(passes_of(work_of(located, located.all_tasks({}))).values()) == pytest.approx(4 * passes, rel=1e-3)
+
+
+def test_the_estimate_counts_the_clamps_that_there_may_be_and_says_what_it_leaves_out(weightless, tmp_path):
+    plan = planned(weightless, "clamp", "smallest")
+    located = Locate(plan)
+    sets = 2 * 2 * (1 + CONTROLS)  # rules, ways; in all 3 layers, in each from there on, and inside M
+    passes = 4 * (2 + 1 + sets * (1 + (3 + 2 + 1) / 3 + 1)) + 2  # both runs and Origin's inside; the dims once
+    tried = [task for task in located.all_tasks({}) if task.kind != "smallest"]
+    assert sum(passes_of(work_of(located, tried)).values()) == pytest.approx(passes, rel=1e-3)
+    text, _ = estimate(plan, tmp_path, overwrite=False)
+    assert text.endswith("not counted: the later rounds of the search for the smallest set")

@@ -24,6 +24,12 @@ def test_few_items_without_a_gap_are_rarely_evaluated(items):
     assert sum(drawn) <= 6  # 2.5 of 100; by resampling alone 25 of pairs are
 
 
+def test_one_item_without_a_gap_is_rarely_evaluated():
+    rng = np.random.default_rng(0)
+    drawn = [PairedLosses(rng.normal(0, 1, (1, 8)), np.zeros((1, 8))).gap.significant for _ in range(400)]
+    assert sum(drawn) <= 14  # 10 of 400; by resampling alone 18
+
+
 @pytest.mark.parametrize("items", [2, 3, 6])
 def test_intervals_of_shares_of_few_items_cover_the_truth(items):
     """Items lose 1 +- 0.35 nats and restore 60 +- 20%, in 8 blocks of noise, most of it shared."""

@@ -50,12 +50,22 @@ def test_plain_runs_come_first_and_what_follows_is_foreseen(model, tmp_path):
     locate_plan = planned(model, "patch", "clamp", "smallest")
     assert [task.kind for task in tasks(locate_plan, {})] == ["run"] * 2 * 4
     patches, first_round = 2 * (3 + 12) * 4, 12 * 2
-    assert remaining(locate_plan, {}) == 2 * 4 + patches + 2 + first_round + 1  # 2: dims and what follows
+    clamped = (1 + 2 * 2 * 6 * (1 + 3 + 1)) * 4  # Origin inside M; by rule, way and set: all layers, each, inside M
+    assert remaining(locate_plan, {}) == 2 * 4 + patches + 2 + clamped + first_round + 1  # 2: dims and what follows
     no_gap = with_plain_runs(locate_plan, tmp_path, baseline=[2.0] * 4)
     assert tasks(locate_plan, no_gap.rows) == []
     every = (tasks(planned(model, kind), {}, foresee=True) for kind in ("smallest", "patch"))
     smallest, patched = (max(each.memory_bytes for each in known) for known in every)
     assert smallest > patched  # states of every item
+
+
+def test_an_estimate_on_one_text_has_no_interval(model, tmp_path):
+    locate_plan = planned(model, GRADIENTS, samples=1)
+    journal = with_plain_runs(locate_plan, tmp_path, baseline=(3.0,))
+    add(journal, locate_plan, (*GROUP, "rerope", 0, GRADIENTS), recovered=[[0.1] * 4] * 3)
+    effects = summarize(locate_plan, journal).effects
+    assert [(row.layer, row.head) for row in effects] == HEADS
+    assert all(math.isnan(row.low) for row in effects)
 
 
 def searched(locate_plan, journal, losses, journaled=3):
