@@ -173,7 +173,8 @@ def _select(run: Run, choice: _Choice) -> xr.DataArray:
 def _panel(entry: Entry, choice: _Choice) -> tuple[xr.DataArray, xr.DataArray]:
     """The pooled panel (method, layer, dim, position) and its limits by layer."""
     panel = _select(entry.run, choice)
-    return heatmap.survey(panel, [choice.methods], heatmap.SCREEN_CELLS, choice.quantile, choice.minus)
+    pooled, limits = heatmap.survey(panel, [choice.methods], heatmap.SCREEN_CELLS, choice.quantile, choice.minus)
+    return pooled, limits
 
 
 def _stem(entry: Entry, choice: _Choice) -> str:
