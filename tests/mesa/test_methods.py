@@ -160,6 +160,7 @@ BAD = [
     ("rerope", {"window": True}, "window=True is not an integer"),
     ("rerope", {"log_n": "no"}, "log_n=no is not true or false"),
     ("rerope", {"log_n": None}, "log_n=None is not true or false"),
+    ("rerope", {"window": np.arange(2)}, "window=[0 1] is not an integer"),
     ("rerope", {"trained_length": None}, "trained_length=None is not an integer"),
     ("leaky-rerope", {"k": None}, "k=None is not a number"),
     ("dynamic-ntk", {"factor": None}, "factor=None is not a number"),
