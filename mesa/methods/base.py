@@ -94,8 +94,8 @@ class Method(ABC):
             value: Any = getattr(self, field.name)
             if getattr(value, "shape", None) == ():  # numpy's, which no JSON takes, and which overflow
                 object.__setattr__(self, field.name, value := value.item())
-            left_out = value is None and (field.default is None or field.name in self.optional)
-            if kind in _KINDS and not left_out:
+            optional = field.default is None or field.name in self.optional
+            if kind in _KINDS and not (optional and value is None):
                 allowed, meaning = _KINDS[kind]
                 fits = isinstance(value, allowed) and (kind == "bool" or not isinstance(value, bool))
                 fits = fits and (kind != "float" or value - value == 0)  # neither NaN nor infinite
