@@ -240,11 +240,16 @@ def check_positions(position_ids: Tensor | None, real: Tensor, index: Tensor) ->
 
     real: whether each token so far is not padding. index: the passed tokens' own positions, below 0 for padding.
     """
-    if position_ids is None or not ((position_ids != index) & (index >= 0)).any():
+    if position_ids is None:
         return
-    ends = (position_ids.diff(dim=1) <= 0) & (index[:, 1:] > 0)
+    shape = tuple(getattr(position_ids, "shape", ()))
+    if shape[-2:] not in (needed := [(1, index.shape[1]), (len(real), index.shape[1])]):
+        raise Refused(f"position_ids is a {type(position_ids).__name__} of shape {shape}; needed is {needed[-1]}")
+    if not ((position_ids != index) & (index >= 0)).any():
+        return
+    ends = (position_ids.diff(dim=-1) <= 0) & (index[:, 1:] > 0)
     if ends.any():
-        row, token = ends.nonzero()[0].tolist()
+        *_, row, token = ends.nonzero()[0].tolist()
         raise Refused(f"position_ids begin again at token {token + 1} of row {row}: {_PACKED}")
     remedy = "set tokenizer.padding_side='left', or " if (~real[:, 1:] & real[:, :-1]).any() else ""
     raise Refused(
@@ -284,6 +289,17 @@ def real_tokens(mask: Any, batch: int, length: int, prompt_length: int, generati
             raise Refused(message)
         warnings.warn(message, stacklevel=2)
     return real
+
+
+def check_cached(cache: Any, real: Tensor, past: int) -> None:
+    """Refused where the `past` cached tokens are padding by another mask than the one that they were placed by."""
+    before, real = cache.real[:, :past], real[:, :past]
+    if before.shape == real.shape and not torch.equal(before, real):
+        row, token = (before != real).nonzero()[0].tolist()
+        raise Refused(
+            f"token {token} of row {row} is {'a token' if before[row, token] else 'padding'} in the cache, and not by "
+            "this attention_mask: cached keys keep their places; pass the same mask with a 1 for each new token"
+        )
 
 
 def check_prompt(real: Tensor, past: int, prompt_length: int) -> None:
@@ -329,6 +345,21 @@ class InBlock:
                 "keys serve only there; let all passes end in the block, and start with a new cache after it"
             )
         return super().update(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue], a cache's
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """As the class above has it; `real` follows the rows, here and below."""
+        super().reorder_cache(beam_idx)  # pyright: ignore[reportAttributeAccessIssue]
+        self.real = self.real[beam_idx.cpu()]
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """As the class above has it."""
+        super().batch_select_indices(indices)  # pyright: ignore[reportAttributeAccessIssue]
+        self.real = self.real[torch.as_tensor(indices).cpu()]
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """As the class above has it."""
+        super().batch_repeat_interleave(repeats)  # pyright: ignore[reportAttributeAccessIssue]
+        self.real = self.real.repeat_interleave(repeats, 0)
 
 
 class MethodCache(InBlock, DynamicCache):

@@ -155,7 +155,11 @@ class Attachment:
         check_not_traced()
         kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs} if args else kwargs
         inputs = kwargs.get("input_ids")
-        inputs = kwargs["inputs_embeds"] if inputs is None else inputs
+        inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
+        if inputs is None:  # which the model refuses
+            return
+        if inputs.dim() < 2 or not inputs.numel():
+            raise Refused(f"the input has shape {tuple(inputs.shape)}: a pass needs (row, token), one of each at least")
         batch, new = inputs.shape[:2]
         cache = cache_in(kwargs)
         if cache is None:
@@ -185,6 +189,8 @@ class Attachment:
         if real is None:
             mask, at = passes.on_cpu(mask, kwargs.get("position_ids"))
             real = passes.real_tokens(mask, batch, past + new, full_length, generated is not None)
+            if past:
+                passes.check_cached(cache, real, past)
         if filled_for and not self.prompt_length and generated and generated != filled_for:
             prompt_length = passes.resolve_prompt_length(
                 self.method, self._frequencies, real, past, filled_for, generated
@@ -722,8 +728,9 @@ def applied(
     check_executor(executor)
     if isinstance(model, Method):
         raise Refused(f"applied({model.name}, ...): the model comes first, then the method: applied(model, method)")
-    if not isinstance(model, nn.Module) or getattr(model, "config", None) is None:
-        raise Refused(f"applied: a {type(model).__name__} is not a Hugging Face model; give applied(model, method)")
+    if not (isinstance(model, nn.Module) and hasattr(model, "config") and hasattr(model, "generate")):
+        message = "is not a Hugging Face model that generates; give applied(model, method)"
+        raise Refused(f"applied: a {type(model).__name__} {message}")
     if prompt_length is not None:
         check_length("applied", "prompt_length", prompt_length, 1)
     block = ExitStack()

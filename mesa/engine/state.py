@@ -36,7 +36,7 @@ class CarriedState(NamedTuple):
         """As a sentence."""
         cannot = [
             "rows with padding between their tokens",
-            *([] if self.left_padding else ["left-padded rows"]),
+            "passes of one token before a row begins" if self.left_padding else "left-padded rows",
             *(["several tokens after a cache"] if self.several_cached is False else []),
         ]
         layers = ", ".join(map(str, self.layers))
@@ -64,6 +64,12 @@ class CarriedState(NamedTuple):
             raise Refused(
                 f"row {row} is padded on the left, and {where}, which this model's padding changes: give rows of one "
                 "length, or one row at a time"
+            )
+        if real.shape[1] - past == 1 and not bool(started[:, -1].all()):
+            row = int((~started[:, -1]).nonzero()[0])
+            raise Refused(
+                f"row {row} has not begun in a pass of one token, and {where}, which takes such padding for text: give "
+                "pieces of several tokens, or rows of one length"
             )
         if past and real.shape[1] - past > 1 and self.several_cached is False:
             raise Refused(

@@ -394,6 +394,9 @@ class _Probe:
         scaling: float | None = None, **kwargs: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         """The model's own attention at its own positions, in all rows, after two were compared."""
+        mixed = any(
+            (part[2] - part[1])[:, 1:].abs().max() > TOLERANCE * part.abs().max() for part in (query, key, value)
+        )
         query, key, value = query[:2], key[:2], value[:2]
         path, mask = self.path_of[id(module)], attention_mask
         if not isinstance(mask, ForwardPass):
@@ -403,6 +406,8 @@ class _Probe:
         if id(module) not in self.layer_of:
             raise Refused(self._refusal(f"its attention {path} is in none of its layers"))
         layer = self.layer_of[id(module)]
+        if mixed:  # by a convolution before attention
+            self.carrying.add(layer)
         if not all(states.isfinite().all() for states in (query, key, value)):
             raise not_finite(self.model, f"states of layer {layer - 1}" if layer else "embeddings")
         norms_before = [

@@ -56,6 +56,8 @@ class Method(ABC):
     source: ClassVar[str]
     look: ClassVar[tuple[str, str, str] | None] = None
     """Colour, dash and marker in figures, as plotly names them, of a method of this package; others are passed one."""
+    optional: ClassVar[tuple[str, ...]] = ()
+    """Parameters that may be None although that is not their default."""
     uses_model_rope: ClassVar[bool] = False
     """Whether the model's own rotary module is left as it is, also where it changes with length by itself."""
     needs_rotary: ClassVar[bool] = False
@@ -89,8 +91,11 @@ class Method(ABC):
         """Fills sizes left out and checks all; Refused names the value and what it may be."""
         for field in fields(self):
             kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
-            value = getattr(self, field.name)
-            if value is not None and kind in _KINDS:
+            value: Any = getattr(self, field.name)
+            if getattr(value, "shape", None) == ():  # numpy's, which no JSON takes, and which overflow
+                object.__setattr__(self, field.name, value := value.item())
+            optional = field.default is None or field.name in self.optional
+            if kind in _KINDS and not (optional and value is None):
                 allowed, meaning = _KINDS[kind]
                 fits = isinstance(value, allowed) and (kind == "bool" or not isinstance(value, bool))
                 fits = fits and (kind != "float" or value - value == 0)  # neither NaN nor infinite
@@ -100,7 +105,7 @@ class Method(ABC):
         if self.layers is not None:
             layers = tuple(self.layers) if isinstance(self.layers, Sequence) else ()
             self._require(_are_indices(layers), "layers", "is not a sequence of different layers, such as (0, 1)")
-            object.__setattr__(self, "layers", layers)
+            object.__setattr__(self, "layers", tuple(map(int, layers)))
         if self.heads is not None:
             self._require(self.layers is None, "heads", f"and layers={self.layers} are both passed; pass one")
             heads = read_heads(self.heads)

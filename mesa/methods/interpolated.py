@@ -27,6 +27,7 @@ class PI(Method):
     formula = "R = r / s"
     source = "Chen et al. 2023; transformers, rope_type='linear'"
     servers = SERVERS
+    optional = ("factor",)
     factor: float = 4.0
 
     def _check(self) -> None:
@@ -76,7 +77,7 @@ class YaRN(Method):
     factor: float = 4.0
 
     def _check(self) -> None:
-        self._require(self.factor is not None and self.factor >= 1, "factor", "is not a number from 1 on")
+        self._require(self.factor >= 1, "factor", "is below 1")
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """One causal region with changed frequencies and scaled scores."""

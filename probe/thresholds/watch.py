@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from transformers import StoppingCriteria
 
 import mesa
-from mesa.decoder import decoder_of, layers_of, removed
+from mesa.decoder import decoder_of, layers_of, removed, replaced
 from mesa.errors import Refused
 from mesa.models import Loaded
 from mesa.outside import cache_in
@@ -162,7 +163,7 @@ def watch(
 
     The in-window distribution is that of `samples` prompts of M tokens under the unmodified model, from M/4 on. States
     that collapse or grow are a symptom, not a failure. A new prompt begins a new watch, another cache one at its
-    length. Rows of a batch are of one length, and left out after the model's EOS; beam search is not followed.
+    length. Rows of a batch are of one length, and left out after the EOS in use; beam search is not followed.
 
     Args:
         loaded: What `mesa.load` returns, without a method; attach one inside.
@@ -218,6 +219,14 @@ def watch(
     ratios = by_window / (mean := float(by_window.mean()))
     false = float(((ratios < limit) | (ratios > 1 / limit)).mean())
     watching = StateWatch(StateReference.fit(inside), mean, window, limit, false, len(ratios))
+    processors: Any = model._get_logits_processor
+    latest: Any = None
+
+    @wraps(processors)
+    def noting(generation_config: Any, *args: Any, **options: Any) -> Any:
+        nonlocal latest
+        latest = weakref.ref(generation_config)  # `generate`'s own, which ends with it
+        return processors(generation_config, *args, **options)
 
     def begin(module: Any, args: Any, options: Any) -> None:
         ids, cached = args[0] if args else options.get("input_ids"), cache_in(options)
@@ -225,14 +234,13 @@ def watch(
         if tokens is None:  # which the model refuses
             return
         before = 0 if cached is None else int(cached.get_seq_length())
-        eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-        watching.begin(
-            tokens, before, options.get("attention_mask"), [eos] if isinstance(eos, int) else eos or [], cached
-        )
+        eos = ((latest and latest()) or model.generation_config).eos_token_id
+        ends = [] if eos is None else np.atleast_1d(eos).tolist()
+        watching.begin(tokens, before, options.get("attention_mask"), ends, cached)
 
     hooks = [
         decoder_of(model).register_forward_pre_hook(begin, with_kwargs=True),
         layers[layer].register_forward_hook(lambda *each: watching.read(states(*each))),
     ]
-    with removed(hooks):
+    with removed(hooks), replaced((model, "_get_logits_processor", noting)):
         yield watching

@@ -159,6 +159,11 @@ BAD = [
     ("rerope", {"window": 6.5}, "window=6.5 is not an integer"),
     ("rerope", {"window": True}, "window=True is not an integer"),
     ("rerope", {"log_n": "no"}, "log_n=no is not true or false"),
+    ("rerope", {"log_n": None}, "log_n=None is not true or false"),
+    ("rerope", {"window": np.arange(2)}, "window=[0 1] is not an integer"),
+    ("rerope", {"trained_length": None}, "trained_length=None is not an integer"),
+    ("leaky-rerope", {"k": None}, "k=None is not a number"),
+    ("dynamic-ntk", {"factor": None}, "factor=None is not a number"),
     ("rerope", {"width": 3}, "unknown parameter 'width'; known: heads, layers, log_n, window"),
     ("rerope", {"layers": 1}, "layers=1 is not a sequence of different layers, such as (0, 1)"),
     ("rerope", {"layers": (1, 1)}, "layers=(1, 1) is not a sequence of different layers"),
@@ -172,7 +177,7 @@ BAD = [
     ("mesa", {"variant": "reference", "weave": "rerope"}, "weave=rerope goes with variant exact, not reference"),
     ("mesa", {"first": 32, "last": 8, "variant": "reference"}, "first=32 is not below half of the trained length 64"),
     ("pi", {"factor": 0.5}, "factor=0.5 is below 1"),
-    ("yarn", {"factor": None}, "factor=None is not a number from 1 on"),
+    ("yarn", {"factor": None}, "factor=None is not a number"),
     ("cope", {"clip": 1}, "clip=1 is below 2 pairs, which changes nothing"),
     ("dca", {"chunk": 20, "most": 19}, "most=19 is below chunk=20"),
     ("string", {"window": 5, "local": 6}, "local=6 exceeds window=5"),
@@ -188,7 +193,14 @@ BAD += [
 @pytest.mark.parametrize(("name", "parameters", "message"), BAD)
 def test_bad_parameters_are_named(name, parameters, message):
     with pytest.raises(ValueError, match=re.escape(f"{name}: {message}")):
-        mesa.make(name, 64, **parameters)
+        mesa.make(name, **{"trained_length": 64} | parameters)
+
+
+def test_numbers_of_numpy_are_kept_as_pythons():
+    values = {"k": np.float32(2.5), "window": np.int8(100), "log_n": np.bool_(False), "layers": (np.int64(1),)}
+    method = mesa.make("leaky-rerope", np.int16(16384), **values)
+    assert json.loads(json.dumps(method.describe())) == method.describe() | {"layers": [1]}
+    assert (method.window * method.trained_length, method.k, method.log_n) == (1638400, 2.5, False)
 
 
 def heads(given, **changes):

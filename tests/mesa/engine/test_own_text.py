@@ -279,6 +279,7 @@ def test_arguments_of_applied_are_checked():
         ((method, model), {}, "the model comes first"),
         ((nn.Linear(2, 2), method), {}, "a Linear is not a Hugging Face model"),
         (("gpt", method), {}, "a str is not a Hugging Face model"),
+        ((model.model, method), {}, "a LlamaModel is not a Hugging Face model that generates"),
         ((model, method), {"executor": "flash"}, "unknown executor 'flash'; known: dense, fused"),
         ((model, method), {"executor": 3}, "unknown executor 3"),
         ((model, method), {"executor": ["fused"]}, "unknown executor"),

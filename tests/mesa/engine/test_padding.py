@@ -149,6 +149,13 @@ REFUSED = {
     "packed texts of one token": (
         1, 2, {"position_ids": torch.zeros(1, 2).long()}, "position_ids begin again at token 1 of row 0"),
     "a first position": (1, 1, {"position_ids": torch.tensor([[3]])}, "position_ids differ from the tokens' places"),
+    "positions without rows": (
+        2, 20, {"position_ids": torch.arange(20)}, r"is a Tensor of shape \(20,\); needed is \(2, 20\)"),
+    "positions of fewer tokens": (
+        1, 20, {"position_ids": torch.arange(9)[None]}, r"shape \(1, 9\); needed is \(1, 20\)"),
+    "a list of positions": (1, 20, {"position_ids": [0] * 20}, "position_ids is a list of shape"),
+    "no row": (0, 20, {}, r"shape \(0, 20\): a pass needs \(row, token\), one of each at least"),
+    "no token": (2, 0, {}, r"shape \(2, 0\): a pass needs"),
 }  # fmt: skip
 """By what is given: rows and tokens, arguments, message."""
 
@@ -158,6 +165,30 @@ def test_what_no_plan_is_for_is_refused_with_the_way_round(model, case):
     rows, length, given, message = REFUSED[case]
     with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match=message):
         logits(model, tokens(rows, length), **given)
+
+
+def test_no_input_is_left_to_the_model(model):
+    with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match="exactly one of input_ids"):
+        model()
+
+
+@torch.no_grad()
+def test_padding_of_cached_tokens_cannot_change(model):
+    """It did: keys stayed where they were, and queries counted another padding."""
+    ids, mask = tiny.padded(9, 0, length=40)
+    more = torch.cat([mask, torch.ones(2, 1).long()], 1)
+    with mesa.applied(model, cases.method("rerope")):
+        for first, later, where in ((mask, None, "is padding in"), (None, more, "is a token in")):
+            cache = model(ids, attention_mask=first).past_key_values
+            with pytest.raises(ValueError, match=f"token 0 of row 0 {where} the cache, .* pass the same mask"):
+                model(ids[:, :1], attention_mask=later, past_key_values=cache)
+        expected = model(torch.cat([ids, ids[:, :1]], 1), attention_mask=more).logits[:, -1:]
+        cache, rows = model(ids, attention_mask=mask).past_key_values, torch.tensor([1, 0])
+        cache.reorder_cache(rows)
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([0, 2, 3]))  # the row without padding, and the other twice
+        got = model(ids[[1, 0, 0], :1], attention_mask=more[[1, 0, 0]], past_key_values=cache).logits
+    torch.testing.assert_close(got, expected[[1, 0, 0]], atol=2e-5, rtol=0)
 
 
 @torch.no_grad()

@@ -1,8 +1,10 @@
 """Layers that carry a state next to attention: what padding and caches would change is refused, the rest is exact."""
 
+import matrix
 import pytest
 import torch
 import transformers
+from tiny import in_pieces
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import mesa
@@ -78,6 +80,10 @@ def test_attention_carries_no_state(name):
     assert state_of(build(name, **({"sliding_window": 16} if name != "LlamaConfig" else {}))) is None
 
 
+def test_a_convolution_before_attention_is_a_state():
+    assert state_of(matrix.build("zaya")).layers == (0, 1)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("before", [0, 30])
 def test_padding_is_as_if_there_were_none_or_refused(hybrid, before):
@@ -93,6 +99,25 @@ def test_padding_is_as_if_there_were_none_or_refused(hybrid, before):
                 model(**batch, use_cache=False)
             return
         got = model(**batch, use_cache=False).logits[0, batch["attention_mask"][0].bool()]
+    torch.testing.assert_close(got, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("ends", [(4,), (4, 5), (1,)])
+def test_padding_that_comes_in_pieces_is_as_if_there_were_none_or_refused(hybrid, ends):
+    """A step of one token goes on with the state, whether it is padding or not."""
+    name, model = hybrid
+    if name in WRONG:
+        pytest.skip("refused for other reasons")
+    ids, batch = text(), padded(text(), 0)
+    with mesa.applied(model, METHOD, prompt_length=69):
+        if 1 in (*ends, ends[-1] - ends[0]):
+            with pytest.raises(Refused, match="row 0 has not begun in a pass of one token, and layer 0 of this"):
+                in_pieces(model, batch["input_ids"], *ends, mask=batch["attention_mask"])
+            return
+        got = in_pieces(model, batch["input_ids"], *ends, mask=batch["attention_mask"])[0, 9:]
+    with mesa.applied(model, METHOD, prompt_length=60):
+        expected = model(ids, use_cache=False).logits[0]
     torch.testing.assert_close(got, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
 
 

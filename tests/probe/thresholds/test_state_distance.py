@@ -288,20 +288,28 @@ def test_padding_is_refused_under_a_static_cache(attention):
             loaded.model.generate(prompts, attention_mask=mask, **static)
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_row_that_ended_is_left_out(cached):
+@pytest.mark.parametrize(("cached", "eos", "options"), [
+    (True, 1, {}), (False, 1, {}), (True, 3, {"eos_token_id": 3}), (False, 4, {"eos_token_id": [3, 4]}),
+])  # fmt: skip
+def test_a_row_that_ended_is_left_out(cached, eos, options):
     class Ends(LogitsProcessor):
         def __call__(self, input_ids, scores):
-            scores[:, 1] = -np.inf
-            scores[: input_ids.shape[1] == 105, 1] = np.inf  # the first row alone
+            scores[:, [1, 3, 4]] = -np.inf
+            scores[: input_ids.shape[1] == 105, eos] = np.inf  # the first row alone
             return scores
 
     loaded = mesa.load()
     prompts = torch.cat([tokens_of(loaded, text, 100) for text in (0, 1)])
     with probe.watch(loaded, samples=4) as watching, warnings.catch_warnings():
         warnings.filterwarnings("error", "states of row")
-        loaded.model.generate(prompts, max_new_tokens=30, use_cache=cached, logits_processor=[Ends()], **GREEDY)
-    assert [len(row) for row in watching.distances] == [0, 1]
+        options |= {"max_new_tokens": 30, "use_cache": cached, "logits_processor": [Ends()], **GREEDY}
+        loaded.model.generate(prompts, **options)
+        assert [len(row) for row in watching.distances] == [0, 1]
+        loaded.model(prompts[:, :20])  # a pass of one's own ends at the model's
+        watched = watching._ended.copy()
+        loaded.model(torch.cat([prompts[:, :20], torch.full((2, 1), eos)], 1))
+    assert (not watched, watching._ended == {0, 1}) == (True, eos == 1)
+    assert "_get_logits_processor" not in vars(loaded.model)
 
 
 def test_a_prompt_without_a_cache_warns_once():
