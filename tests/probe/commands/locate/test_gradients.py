@@ -1,6 +1,5 @@
 """`locate --try gradients`: what a method in each head alone recovers, to first order."""
 
-
 import headed
 import matrix
 import numpy as np
