@@ -154,7 +154,7 @@ ESTIMATES = {  # options, and what the estimate says of them
     "anatomy": ("--lengths 160,320 --samples 1 --parts heads", ""),
     "readout": (
         "--lengths 320 --samples 4 --tokens 20 --probe position",
-        "then 12 probes, seconds to half a minute each",
+        "then 12 probes, seconds to a minute each",
     ),
     "predict": ("--lengths 512 --samples 2 --methods rerope", "40 tasks: 40 passes, "),
 }

@@ -602,7 +602,7 @@ def estimate(plan: ReadoutPlan, out: Path, *more: Any, overwrite: bool) -> Estim
     """What a plan takes."""
     text, passes = estimated(ReadoutExperiment, plan, out, *more, overwrite=overwrite)
     answers = "the passkeys' answers, which are not counted, and " if plan.passkeys else ""
-    return f"{text}\nthen {answers}{len(plan.probes)} probes, seconds to half a minute each", passes
+    return f"{text}\nthen {answers}{len(plan.probes)} probes, seconds to a minute each", passes
 
 
 def run_and_report(
