@@ -21,15 +21,14 @@ import torch
 
 import mesa
 from mesa.decoder import decoder_of, layers_of, removed
-from probe.commands.readout import ReadoutRequest
 from probe.commands.readout.plan import STATES, ReadoutKey, ReadoutPlan, plan
 from probe.commands.readout.result import READOUT
 from probe.commands.readout.run import LogitLens, ReadoutExperiment, read_lens, run_and_report
 from probe.experiment.pool import Task, deadline, is_over
 from probe.experiment.run import opened
 from probe.figures.export import csv_bytes, row_table
-from research.readout.run import tables
-from research.script import load_options, make_parser, names, run
+from research.readout.run import request_of, tables
+from research.script import load_options, make_parser, run
 
 MODULES = (
     "_pydecimal", "turtle", "typing", "inspect", "tarfile", "pydoc", "zipfile", "subprocess", "doctest", "pickle",
@@ -73,18 +72,7 @@ def written(folder: Path) -> Path:
 
 def planned_chain(args: argparse.Namespace, text: Path) -> ReadoutPlan:
     """The command's plan, with windows that are length - M tokens apart."""
-    request = ReadoutRequest(
-        model=args.model,
-        load=load_options(args),
-        trained_length=args.trained_length,
-        methods=args.methods,
-        properties=names(args.properties),
-        lengths=(args.length,),
-        samples=args.samples,
-        tokens=args.tokens,
-        layers=args.layers,
-        text=str(text),
-    )
+    request = request_of(args, lengths=(args.length,), tokens=args.tokens, text=str(text))
     _, trained = request.checked_model()
 
     def spaced(

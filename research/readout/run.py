@@ -43,17 +43,8 @@ _CLAIMS = ("is_read", "is_moved", "is_lost", "is_returned")
 def main(args: argparse.Namespace) -> None:
     """Runs what the folder lacks, then writes both tables."""
     _, trained = ReadoutRequest(model=args.model, trained_length=args.trained_length).checked_model()
-    request = ReadoutRequest(
-        model=args.model,
-        load=load_options(args),
-        trained_length=args.trained_length,
-        methods=args.methods,
-        properties=names(args.properties),
-        lengths=tuple(parse_lengths(args.lengths) if args.lengths else (trained * times for times in (2, 4, 8))),
-        samples=args.samples,
-        layers=args.layers,
-        text=args.text,
-    )
+    lengths = tuple(parse_lengths(args.lengths) if args.lengths else (trained * times for times in (2, 4, 8)))
+    request = request_of(args, lengths=lengths, text=args.text)
     out = args.out / (args.name or Path(args.model).name)
     done = run_and_report(plan(request), out, overwrite=args.overwrite, until=deadline(args.minutes))
     print(done.text)
@@ -62,6 +53,20 @@ def main(args: argparse.Namespace) -> None:
         results.mkdir(exist_ok=True)
         for name, rows in tables(READOUT.read(out)).items():
             (results / f"{out.name}{name}.csv").write_bytes(csv_bytes(row_table(rows)))
+
+
+def request_of(args: argparse.Namespace, **more: Any) -> ReadoutRequest:
+    """What the command line asks for."""
+    return ReadoutRequest(
+        model=args.model,
+        load=load_options(args),
+        trained_length=args.trained_length,
+        methods=args.methods,
+        properties=names(args.properties),
+        samples=args.samples,
+        layers=args.layers,
+        **more,
+    )
 
 
 def tables(summary: Readout) -> dict[str, list[dict[str, Any]]]:
