@@ -92,7 +92,7 @@ class AttentionHooks(NamedTuple):
 
 def scores_only(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Returns pre-softmax scores instead of weights; the output is a placeholder. Arguments: an executor's."""
-    return query, scored(schedule, query, key, scale)
+    return query[..., : value.shape[3]], scored(schedule, query, key, scale)
 
 
 def hooked_attention(

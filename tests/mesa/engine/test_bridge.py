@@ -217,6 +217,21 @@ def test_listeners_change_no_number_of_a_short_padded_batch(case, shared):
         assert torch.equal(shared.run_with_cache(ids, attention_mask=mask)[0], logits)
 
 
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")
+def test_a_token_after_padding_is_the_models_where_values_are_narrower(tokenizer):
+    ids, mask = tiny.padded(5, 0, length=24)
+    models = [build("deepseek_v3", v_head_dim=8) for _ in range(2)]
+    mesa.bridge(models[1], tokenizer)
+    logits = []
+    for model in models:
+        with mesa.applied(model, cases.method("rerope")):
+            cache = model(ids, attention_mask=mask).past_key_values
+            longer = torch.cat([mask, mask[:, -1:]], 1)
+            logits.append(model(ids[:, -1:], attention_mask=longer, past_key_values=cache).logits)
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_losses_and_gradients_under_fused_are_denses(family, tokenizer):
     bridge, method = mesa.bridge(families.build(family), tokenizer), cases.method("rerope")
