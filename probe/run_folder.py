@@ -217,7 +217,7 @@ class RunFolder:
         if then != now:
             raise Occupied(f"{self.path} is a run of another {difference('dtype', then, now)}; {_REMEDY}")
         texts = [str(of.get("text") or SHIPPED_TEXT) for of in (there, settings)]
-        if texts[0] != texts[1]:
+        if texts[0] != texts[1] and not (there.get("documents") and there["documents"] == settings.get("documents")):
             sys.stderr.write(f"{self.path} is a run on another {difference('text', *texts)}\n")
         for name, config in _methods(there).items():
             mine = json.loads(json.dumps(methods[name].describe())) if name in methods else {}
@@ -313,8 +313,8 @@ def run_of(journal: Path) -> JsonObject:
 def differing(there: JsonObject, now: JsonObject) -> str:
     """In which of model, M, revision and seed the settings differ, in words; empty for none.
 
-    A model is recognized by its fingerprints, so that a folder may be moved; where there are none, by its name. Runs
-    of lm-eval's tasks have no seed.
+    A model is recognized by its fingerprints, so that a folder may be moved; where there are none, by its name. Seeds
+    are compared where both have one: runs of lm-eval's tasks have none.
     """
     then, name = there["model"], now["model"]
     models, differ = f"model {then}, not {name}", then != name
@@ -326,7 +326,7 @@ def differing(there: JsonObject, now: JsonObject) -> str:
     if differ and not same_model(there, now):
         return models
     for key in ("trained_length", "revision", "seed"):
-        if there.get(key) != now.get(key) and (key != "seed" or {key} <= there.keys() & now.keys()):
+        if there.get(key) != now.get(key) and (key != "seed" or ("seed" in there and "seed" in now)):
             return f"another {difference(key, there.get(key), now.get(key))}"
     return ""
 

@@ -198,7 +198,7 @@ def step_failure(M: int, N: int, K: int | None = None, b: float = 16.0, longest:
     Raises Refused for what `check_window` refuses.
     """
     check_window(M, N)
-    if extended_length(M, N) > longest:  # by ideal recovery, which fails first
+    if (K is None or K > N) and extended_length(M, N) > longest:  # by ideal recovery, which fails first
         return None
     far, near, begin = 0.0, np.zeros(N), 1  # sums of e^(1 - p) over keys beyond N, and of the last N keys one by one
     while begin <= longest:

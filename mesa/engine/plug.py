@@ -189,7 +189,7 @@ class Attachment:
         if real is None:
             mask, at = passes.on_cpu(mask, kwargs.get("position_ids"))
             real = passes.real_tokens(mask, batch, past + new, full_length, generated is not None)
-            if past:
+            if past and isinstance(cache, passes.InBlock):
                 passes.check_cached(cache, real, past)
         if filled_for and not self.prompt_length and generated and generated != filled_for:
             prompt_length = passes.resolve_prompt_length(
@@ -728,7 +728,7 @@ def applied(
     check_executor(executor)
     if isinstance(model, Method):
         raise Refused(f"applied({model.name}, ...): the model comes first, then the method: applied(model, method)")
-    if not (isinstance(model, nn.Module) and hasattr(model, "config") and hasattr(model, "generate")):
+    if not (isinstance(model, nn.Module) and getattr(model, "config", None) and hasattr(model, "generate")):
         message = "is not a Hugging Face model that generates; give applied(model, method)"
         raise Refused(f"applied: a {type(model).__name__} {message}")
     if prompt_length is not None:

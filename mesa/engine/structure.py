@@ -395,7 +395,8 @@ class _Probe:
     ) -> tuple[Tensor, None]:  # fmt: skip
         """The model's own attention at its own positions, in all rows, after two were compared."""
         mixed = any(
-            (part[2] - part[1])[:, 1:].abs().max() > TOLERANCE * part.abs().max() for part in (query, key, value)
+            (part[2] - part[1])[:, 1:].abs().max() > max(TOLERANCE, _rounding(part)) * part.abs().max()
+            for part in (query, key, value)
         )
         query, key, value = query[:2], key[:2], value[:2]
         path, mask = self.path_of[id(module)], attention_mask

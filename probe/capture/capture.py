@@ -110,7 +110,7 @@ def capture(
     ]
     forward_hooks.append((HOOKS["resid_post"].path.format(layer=depth - 1), stop))  # those that keep come first
     seen, known = set[tuple[str, int]](), getattr(bridge, "hook_dict", None)
-    for path, function in forward_hooks if known is not None else ():
+    for path, function in forward_hooks[:-1] if known is not None else ():
         if path not in known:
             raise missing(function.keywords["name"], function.keywords["row"], "is not there")
     ids = torch.tensor([list(token_ids)], device=model.device)
@@ -124,7 +124,7 @@ def capture(
             if (name, row) not in seen:
                 raise missing(name, row, "is never reached")
             if not np.isfinite(kept).all():
-                raise not_finite(model, f"states under {method.name}")
+                raise not_finite(model, f"values of {name} in layer {selection.layers[row]} under {method.name}")
     return values
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import StoppingCriteria
+from transformers import GenerationMixin, StoppingCriteria
 
 import mesa
 from mesa.decoder import decoder_of, layers_of, removed, replaced
@@ -219,7 +219,9 @@ def watch(
     ratios = by_window / (mean := float(by_window.mean()))
     false = float(((ratios < limit) | (ratios > 1 / limit)).mean())
     watching = StateWatch(StateReference.fit(inside), mean, window, limit, false, len(ratios))
-    processors: Any = model._get_logits_processor
+    inner = [part for part in model.modules() if isinstance(part, GenerationMixin)]  # PEFT's stands around
+    generates: Any = inner[0] if inner else model
+    processors = generates._get_logits_processor
     latest: Any = None
 
     @wraps(processors)
@@ -242,5 +244,5 @@ def watch(
         decoder_of(model).register_forward_pre_hook(begin, with_kwargs=True),
         layers[layer].register_forward_hook(lambda *each: watching.read(states(*each))),
     ]
-    with removed(hooks), replaced((model, "_get_logits_processor", noting)):
+    with removed(hooks), replaced((generates, "_get_logits_processor", noting)):
         yield watching

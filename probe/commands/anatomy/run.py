@@ -331,8 +331,6 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
     if "retrieval" in request.parts:
         try:
             passkeys = {length: _passkeys(tokenizer, length, setting) for length in lengths}
-            for prompt in [prompt for prompts in passkeys.values() for prompt in prompts]:
-                needle_positions(prompt)
         except Refused as error:
             if request.lengths is not None or not texts:
                 raise
@@ -355,6 +353,8 @@ def _passkeys(tokenizer: Any, length: int, setting: PromptSpec) -> Sequence[Prom
             raise TooShortError(length, error.needed + room) from None
         needed = max(len(prompt.answer_ids) for prompt in prompts) - 1
         if needed <= room:
+            for prompt in prompts:
+                needle_positions(prompt)
             return prompts
         room = needed
 

@@ -236,8 +236,9 @@ class Harness(Experiment):
         settings = {name: plan.settings[name] for name in ("model", *IDENTITY, "trained_length", "executor")}
         settings |= {"lengths": plan.setting.lengths, "scored": SCORED}
         settings |= {key: value for key, value in plan.request.load.items() if value is not None}
-        files = sorted(self.include_path.rglob("*.[yp]*")) if self.include_path else []  # of tasks, yaml and Python
-        settings |= {"lm_eval": version("lm_eval"), "tasks": checksum([*map(fingerprint_of_file, files)])}
+        there = sorted(self.include_path.rglob("*")) if self.include_path else []
+        sums = [fingerprint_of_file(file) for file in there if file.suffix in (".yaml", ".yml", ".py")]
+        settings |= {"lm_eval": version("lm_eval"), "tasks": checksum(sums)}
         return settings | {"include_path": self.include_path and str(self.include_path), "limit": self.limit}
 
     @property

@@ -388,11 +388,11 @@ def tasks(plan: LocatePlan, rows: JournalRows, *, batch: int = 1, foresee: bool 
 def remaining(plan: LocatePlan, rows: JournalRows) -> int:
     """The rows that the journal lacks, as far as can be foreseen.
 
-    The dims of a length count as two, what follows a search's next round as one, so that more is left until the end.
+    At most these: clamps as if every layer had dims. What follows a search's next round counts as one.
     """
     foreseen = tasks(plan, rows, foresee=True)
     searches = {LocateKey.of(task.key)[:3] for task in foreseen if task.kind in (SMALLEST, CHOSEN)}
-    return sum(len(task.inputs) + (task.kind == DIMS) for task in foreseen if task.kind != CHOSEN) + len(searches)
+    return sum(len(task.inputs) for task in foreseen if task.kind != CHOSEN) + len(searches)
 
 
 def significant_methods(plan: LocatePlan, rows: JournalRows, group: ItemGroup) -> list[str]:
@@ -423,7 +423,8 @@ def known_clamps(plan: LocatePlan, rows: JournalRows, group: ItemGroup, foresee:
     The dims of a length are those that its first run found, whatever layers and methods are tried now, so that rows of
     one key hold the same dims.
     """
-    every = [(layer, (0,), ((0,),) * CONTROLS) for layer in range(plan.config.num_hidden_layers * foresee)]
+    layers = range(plan.config.num_hidden_layers) if foresee else ()
+    every = [(layer, (0,), ((0,),) * CONTROLS) for layer in layers]
     rules = [row["rules"] for key, row in rows.items() if LocateKey.of(key).group == (DIMS, group[1])]
     tried = clamps(next(iter(rules), dict.fromkeys(RULES, every)), plan.layers)
     return [clamp for clamp in tried if group[0] == "nll" or not clamp.inside]  # a passkey's last M tokens lack the key

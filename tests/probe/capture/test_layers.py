@@ -93,5 +93,7 @@ def test_a_refused_hook_leaves_no_hook_on_the_layers_and_states_are_finite():
         capture_states(LayerHooks(model), ids, cases.method("rerope"), CaptureSpec(("resid_post", "q")))
     assert not any(module._forward_hooks for module in model.modules())
     torch.nn.init.constant_(model.get_input_embeddings().weight, float("nan"))
-    with pytest.raises(RuntimeError, match="the states under rerope are not finite; run the model with"):
+    with pytest.raises(
+        RuntimeError, match="the values of resid_post in layer 0 under rerope are not finite; run the model with"
+    ):
         capture_states(LayerHooks(model), ids, cases.method("rerope"))

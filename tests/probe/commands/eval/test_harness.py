@@ -15,8 +15,10 @@ import mesa
 from mesa.errors import Refused
 from probe.commands.eval import harness
 from probe.commands.eval.page import HARNESS_SCORES, HarnessScores, harness_table
+from probe.evaluation import plan_evaluation
 from probe.experiment import run as source
 from probe.files import read_result
+from probe.request import EvalRequest
 
 
 def command(folder, tasks, *options):
@@ -146,6 +148,24 @@ def test_misuse_and_a_missing_lm_eval_are_refused(folder, tmp_path, capsys, monk
         monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert main([*command(folder, "choose", *options), "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_rows_depend_on_lm_eval_and_the_files_of_tasks_alone(tmp_path, monkeypatch):
+    write_tasks(tmp_path)
+    plan = plan_evaluation(EvalRequest(methods="origin", lengths=(256,)))
+
+    def settings():
+        return harness.Harness(plan, ["choose"], tmp_path, None).settings
+
+    before = settings()
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "utils.cpython-311.pyc").write_bytes(b"")  # as Python writes it for a task's functions
+    (tmp_path / "x.parts").mkdir()
+    assert settings() == before
+    (tmp_path / "utils.py").write_text("")
+    assert settings()["tasks"] != before["tasks"]
+    monkeypatch.setattr(harness, "version", lambda _: "0.0")
+    assert settings()["lm_eval"] == "0.0" != before["lm_eval"]
 
 
 def test_our_own_tasks_need_no_lm_eval(monkeypatch):

@@ -30,7 +30,7 @@ def test_the_sentences_hold_the_numbers():
         "At 1024 tokens the excess loss of origin over rerope is 1.20 [0.86, 1.56] nats/token (12 items).",
         "Loss recovered by rerope in one layer alone: layer 2 82% [54, 110]; layer 0 18% [10, 26]; 2 of 4 layers not",
         "Loss that returns with rerope everywhere but in one layer: layer 2 66% [38, 93]",
-        "The best of 31 single heads, L2H3, recovers 41% [31, 51]; 2 are significant, about 1 would be by chance.",
+        "The best of 31 single heads, L2H3, recovers 41% [31, 51]; significant: 2, by chance about 0.8.",
         "Smallest set found: 3 heads (L2H3, L2H5, L2H0) recover 92% [80, 102] (random sets of 3: 6% [2, 16]).",
         "Clamping the drift dims of all layers beyond M recovers ",
         "Clamping the threshold dims of all layers beyond M recovers ",
