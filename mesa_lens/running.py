@@ -110,11 +110,11 @@ def _in_half_an_hour(command: Command, request: Any, *more: Any) -> str:
     record = {key: value for key, value in recorded(request, *more).items() if key not in _UNREPEATED}
     line = resume_command(command.name, options.out, record, type(options))
     what = "half an hour of it at a time" if command.timed else "as much of it as half an hour tells"
-    first = ", with --overwrite the first time alone" if options.overwrite else ""
-    return line and f"{what}{first}: {line} --minutes=30"
+    again = " (repeated without --overwrite)" if options.overwrite else ""
+    return line and f"{what}{again}: {line} --minutes=30"
 
 
-_UNREPEATED = ("out", "overwrite", "estimate", "json", "minutes")
+_UNREPEATED = ("out", "estimate", "json", "minutes")
 """Options of an estimate that the offered command has not, or names itself."""
 
 

@@ -110,9 +110,9 @@ def test_a_stair_with_theorem_32s_own_range_fails_where_the_built_model_does(siz
 
 
 def test_no_step_is_searched_where_ideal_recovery_holds_to_the_end(monkeypatch):
+    assert bounds.step_failure(8, 7, 7, longest=2000) == 871  # positions that end at N fail before ideal recovery does
     monkeypatch.setattr(bounds, "rounded", None)
     assert bounds.step_failure(128, 80) is None
-    assert bounds.step_failure(8, 7, 7, longest=2000) == 871  # positions that end at N fail before ideal recovery does
 
 
 def test_the_printed_matrices_take_a_stair_to_a_few_multiples_of_the_window():

@@ -151,18 +151,19 @@ def test_misuse_and_a_missing_lm_eval_are_refused(folder, tmp_path, capsys, monk
 
 
 def test_rows_depend_on_lm_eval_and_the_files_of_tasks_alone(tmp_path, monkeypatch):
-    write_tasks(tmp_path)
+    folder = tmp_path / "tasks"
+    write_tasks(folder)
     plan = plan_evaluation(EvalRequest(methods="origin", lengths=(256,)))
 
     def settings():
-        return harness.Harness(plan, ["choose"], tmp_path, None).settings
+        return harness.Harness(plan, ["choose"], folder, None).settings
 
     before = settings()
-    (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "__pycache__" / "utils.cpython-311.pyc").write_bytes(b"")  # as Python writes it for a task's functions
-    (tmp_path / "x.parts").mkdir()
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "utils.cpython-311.pyc").write_bytes(b"")  # as Python writes it for a task's functions
+    (folder / "x.parts").mkdir()
     assert settings() == before
-    (tmp_path / "utils.py").write_text("")
+    (folder / "utils.py").write_text("")
     assert settings()["tasks"] != before["tasks"]
     monkeypatch.setattr(harness, "version", lambda _: "0.0")
     assert settings()["lm_eval"] == "0.0" != before["lm_eval"]

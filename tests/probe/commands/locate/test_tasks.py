@@ -51,7 +51,7 @@ def test_plain_runs_come_first_and_what_follows_is_foreseen(model, tmp_path):
     assert [task.kind for task in tasks(locate_plan, {})] == ["run"] * 2 * 4
     patches, first_round = 2 * (3 + 12) * 4, 12 * 2
     clamped = (1 + 2 * 2 * 6 * (1 + 3 + 1)) * 4  # Origin inside M; by rule, way and set: all layers, each, inside M
-    assert remaining(locate_plan, {}) == 2 * 4 + patches + 2 + clamped + first_round + 1  # 2: dims and what follows
+    assert remaining(locate_plan, {}) == 2 * 4 + patches + 1 + clamped + first_round + 1  # 1: dims, and later rounds
     no_gap = with_plain_runs(locate_plan, tmp_path, baseline=[2.0] * 4)
     assert tasks(locate_plan, no_gap.rows) == []
     every = (tasks(planned(model, kind), {}, foresee=True) for kind in ("smallest", "patch"))
