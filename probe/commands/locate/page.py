@@ -310,7 +310,7 @@ def _best(rows: Sequence[Effect]) -> str:
     rows = _ranked(rows)
     text = f"The best of {len(rows)} single heads, {rows[0].name}, recovers {_share(rows[0])}"
     clear = [row for row in rows if row.is_clear and row.share > 0]
-    chance = f"; significant: {len(clear)}, by chance about {len(rows) / 40:.1f}"
+    chance = f"; significant: {len(clear)}, by chance about {len(rows) / 40:z.1f}"
     chance = chance if clear and len(rows) >= _MANY else ""
     if rows[0].is_clear:
         return f"{text}{chance}."
@@ -360,7 +360,7 @@ def _smallest(rows: Sequence[SmallestSet]) -> str:
     known, enough = [share for share in row.share if not math.isnan(share)], f"{SUFFICIENT:.0%}"
     if max(known, default=0.0) >= SUFFICIENT:
         return f"It is unclear whether a set recovers {enough}: one did ({max(known):.0%}), the last did not: {text}"
-    most = f" (most: {max(known):.1%})" if known else ""
+    most = f" (most: {max(known):z.1%})" if known else ""
     return f"None of {len(known)} sets recovers {enough}{most}; the last: {text}"
 
 
