@@ -68,7 +68,7 @@ check: .venv/installed  ## the gate: format, lint, types, tests
 test-gpu: .venv/installed  ## on a machine with a GPU: prefill against float64, goldens, kernels, methods, times, on one page: runs/gpu/gpu.md (10 minutes at most)
 	$(BIN)/python benchmarks/gpu.py
 
-bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (70 minutes; BENCH=--quick: 15)
+bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (70 minutes; BENCH=--quick: 15 to 40)
 	$(BIN)/python benchmarks/attention.py $(BENCH)
 
 pictures: .venv/installed  ## docs/*.png and their numbers, docs/*.csv, by the present styles, from runs/demo, runs/mechanism, runs/real: those that are there

@@ -5,7 +5,7 @@ with M = T / 8 and window N = M / 4; "mesa at M = 512" keeps M fixed, to see how
 in fresh processes: one for time, in turn with stock sdpa, and one for memory. Writes a table and a plot.
 
     python benchmarks/attention.py                      # 1k to 16k tokens, 70 minutes on 2 cores
-    python benchmarks/attention.py --quick              # all at 1k and 8k, a few methods at 16k: 15 minutes
+    python benchmarks/attention.py --quick              # all at 1k and 8k, a few methods at 16k: 15 to 40 minutes
     python benchmarks/attention.py --lengths 2048,4096  # a part of it
     python benchmarks/attention.py --methods lampe --again  # one method, changed since; the others' numbers stay
     python benchmarks/attention.py --threads 1 --out benchmarks/results/cpu-time  # beside other work: its own CPU time
