@@ -217,7 +217,7 @@ class RunFolder:
         if then != now:
             raise Occupied(f"{self.path} is a run of another {difference('dtype', then, now)}; {_REMEDY}")
         texts = [str(of.get("text") or SHIPPED_TEXT) for of in (there, settings)]
-        if texts[0] != texts[1] and not (there.get("documents") and there["documents"] == settings.get("documents")):
+        if texts[0] != texts[1] and not same_text(there, settings):
             sys.stderr.write(f"{self.path} is a run on another {difference('text', *texts)}\n")
         for name, config in _methods(there).items():
             mine = json.loads(json.dumps(methods[name].describe())) if name in methods else {}
@@ -334,6 +334,11 @@ def differing(there: JsonObject, now: JsonObject) -> str:
 def same_model(there: JsonObject, now: JsonObject) -> bool:
     """Whether both settings have the sums of the same files of a model, wherever these are."""
     return all(str(there.get(key)).startswith("sha256 ") and there.get(key) == now.get(key) for key in MODEL)
+
+
+def same_text(there: JsonObject, now: JsonObject) -> bool:
+    """Whether both settings have the fingerprint of the same documents, wherever these are."""
+    return bool(now.get("documents")) and there.get("documents") == now["documents"]
 
 
 def _differs(own: JsonObject, run: JsonObject) -> str:

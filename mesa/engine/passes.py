@@ -296,9 +296,10 @@ def check_cached(cache: Any, real: Tensor, past: int) -> None:
     before, real = cache.real[:, :past], real[:, :past]
     if before.shape == real.shape and not torch.equal(before, real):
         row, token = (before != real).nonzero()[0].tolist()
+        was, now = ("a token", "padding") if before[row, token] else ("padding", "a token")
         raise Refused(
-            f"token {token} of row {row} is {'a token' if before[row, token] else 'padding'} in the cache, and not by "
-            "this attention_mask: cached keys keep their places; pass the same mask with a 1 for each new token"
+            f"attention_mask makes position {token} of row {row} {now}, which was cached as {was}; cached keys keep "
+            "their positions: pass the same mask with a 1 for each new token"
         )
 
 

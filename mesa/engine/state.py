@@ -68,8 +68,8 @@ class CarriedState(NamedTuple):
         if real.shape[1] - past == 1 and not bool(started[:, -1].all()):
             row = int((~started[:, -1]).nonzero()[0])
             raise Refused(
-                f"row {row} has not begun in a pass of one token, and {where}, which takes such padding for text: give "
-                "pieces of several tokens, or rows of one length"
+                f"row {row} is padding alone up to a pass of one token, and {where}, which takes such padding for "
+                "text: pass several tokens at a time, or rows of one length"
             )
         if past and real.shape[1] - past > 1 and self.several_cached is False:
             raise Refused(

@@ -103,16 +103,14 @@ def capture(
 
     check_distinct(token_ids, "the prompt")
     depth = max(selection.layers) + 1
-    forward_hooks: list[Any] = [
-        (HOOKS[hook].path.format(layer=layer), partial(keep, name=hook, row=row))
-        for hook in axes
-        for row, layer in enumerate(selection.layers)
-    ]
+    seen, known, forward_hooks = set[tuple[str, int]](), getattr(bridge, "hook_dict", None), list[Any]()
+    for name in axes:
+        for row, layer in enumerate(selection.layers):
+            path = HOOKS[name].path.format(layer=layer)
+            if known is not None and path not in known:
+                raise missing(name, row, "is not there")
+            forward_hooks.append((path, partial(keep, name=name, row=row)))
     forward_hooks.append((HOOKS["resid_post"].path.format(layer=depth - 1), stop))  # those that keep come first
-    seen, known = set[tuple[str, int]](), getattr(bridge, "hook_dict", None)
-    for path, function in forward_hooks[:-1] if known is not None else ():
-        if path not in known:
-            raise missing(function.keywords["name"], function.keywords["row"], "is not there")
     ids = torch.tensor([list(token_ids)], device=model.device)
     with mesa.applied(model, method, executor=executor) as attachment:
         bridge.run_with_hooks(ids, fwd_hooks=forward_hooks, return_type=None, use_cache=False)

@@ -14,7 +14,7 @@ from mesa.methods import Method
 from probe.experiment.pool import Key
 from probe.files import JsonObject, checksum, difference
 from probe.options import options
-from probe.run_folder import CHECKSUM, is_complete, same_model
+from probe.run_folder import CHECKSUM, is_complete, same_model, same_text
 
 REQUEST = "request"
 """The key of what `recorded` gives, in a journal and in a store's attributes."""
@@ -187,8 +187,7 @@ class Journal:
         stored, now = file.settings, json.loads(json.dumps(self.settings))
         keys = [key for key in sorted({*stored, *now}) if file.rows and stored.get(key) != now.get(key)]
         keys = [key for key in keys if key != "model" or not same_model(stored, now)]  # its folder may be moved
-        if now.get("documents") and stored.get("documents") == now["documents"]:  # and so may a text
-            keys = [key for key in keys if key != "text"]
+        keys = [key for key in keys if key != "text" or not same_text(stored, now)]  # and so may a text
         if keys:
             differing = ", ".join(difference(key, stored.get(key), now.get(key)) for key in keys)
             raise Occupied(f"{self.path} holds a run with another {differing}; use --overwrite or another --out")

@@ -178,9 +178,12 @@ def test_padding_of_cached_tokens_cannot_change(model):
     ids, mask = tiny.padded(9, 0, length=40)
     more = torch.cat([mask, torch.ones(2, 1).long()], 1)
     with mesa.applied(model, cases.method("rerope")):
-        for first, later, where in ((mask, None, "is padding in"), (None, more, "is a token in")):
+        for first, later, where in (
+            (mask, None, "a token, which was cached as padding"),
+            (None, more, "padding, which was cached as a token"),
+        ):
             cache = model(ids, attention_mask=first).past_key_values
-            with pytest.raises(ValueError, match=f"token 0 of row 0 {where} the cache, .* pass the same mask"):
+            with pytest.raises(ValueError, match=f"position 0 of row 0 {where}; .* pass the same mask"):
                 model(ids[:, :1], attention_mask=later, past_key_values=cache)
         expected = model(torch.cat([ids, ids[:, :1]], 1), attention_mask=more).logits[:, -1:]
         cache, rows = model(ids, attention_mask=mask).past_key_values, torch.tensor([1, 0])

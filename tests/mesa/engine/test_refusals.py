@@ -24,7 +24,7 @@ EXPLAINED = {
     "padding between its tokens": "padding or a cache changes what its layers carry",
     "is padded on the left": "padding or a cache changes what its layers carry",
     "tokens come after a cache": "padding or a cache changes what its layers carry",
-    "has not begun in a pass of one token": "padding or a cache changes what its layers carry",
+    "is padding alone up to a pass of one token": "padding or a cache changes what its layers carry",
 }
 """By a part of a message what the page says of it."""
 

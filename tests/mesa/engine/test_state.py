@@ -112,7 +112,7 @@ def test_padding_that_comes_in_pieces_is_as_if_there_were_none_or_refused(hybrid
     ids, batch = text(), padded(text(), 0)
     with mesa.applied(model, METHOD, prompt_length=69):
         if 1 in (*ends, ends[-1] - ends[0]):
-            with pytest.raises(Refused, match="row 0 has not begun in a pass of one token, and layer 0 of this"):
+            with pytest.raises(Refused, match="row 0 is padding alone up to a pass of one token, and layer 0 of this"):
                 in_pieces(model, batch["input_ids"], *ends, mask=batch["attention_mask"])
             return
         got = in_pieces(model, batch["input_ids"], *ends, mask=batch["attention_mask"])[0, 9:]
