@@ -172,7 +172,7 @@ class PairedLosses:
         return self._weights @ values.ravel()
 
 
-def _units(values: np.ndarray) -> np.ndarray:
+def _units(values: np.ndarray) -> Any:
     """What is independent in values (item, block): the means of items, or of one item its blocks."""
     return values.mean(1) if len(values) > 1 else values[0]
 
