@@ -9,6 +9,7 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -106,12 +107,19 @@ def run(options: ServeOptions, request: ModelOptions, printing: JsonOptions) -> 
     check_method(config, method)
     check_acts(config, method)
     place = place_with_options(request.model, **request.source)[0]
-    served = serving(method, config, options.length, request.model, place.where)
+    served = serving(method, config, options.length, request.model, place.where, request.source)
     print(json.dumps(asdict(served), indent=1) if printing.json else served)
     return 0
 
 
-def serving(method: Method, config: Any, length: int, model: str = "MODEL", where: str = "") -> Serving:
+def serving(
+    method: Method,
+    config: Any,
+    length: int,
+    model: str = "MODEL",
+    where: str = "",
+    source: Mapping[str, Any] = MappingProxyType({}),
+) -> Serving:
     """What serves a method on a model.
 
     Args:
@@ -120,6 +128,7 @@ def serving(method: Method, config: Any, length: int, model: str = "MODEL", wher
         length: Tokens of the longest text.
         model: Its name.
         where: Its folder or hub id, for the servers' commands; default `model`.
+        source: `revision` and `trust_remote_code` of `mesa.load`, where they are set.
 
     Raises:
         Refused: The method's own factor does not reach this length.
@@ -128,8 +137,10 @@ def serving(method: Method, config: Any, length: int, model: str = "MODEL", wher
     default = make(method.name, trained).describe()
     changed = {key: value for key, value in method.describe().items() if value != default.get(key)}
     parameters = "".join(f", {key}={value!r}" for key, value in changed.items())
+    options = {key: value for key, value in source.items() if value}
+    loading = "".join(f", {key}={value!r}" for key, value in options.items())
     python = (
-        f"loaded = mesa.load({model!r})\n"
+        f"loaded = mesa.load({model!r}{loading})\n"
         f"with mesa.applied(loaded.model, mesa.make({method.name!r}, trained_length={trained}{parameters})):\n"
         '    output = loaded.model.generate(**loaded.tokenizer(prompt, return_tensors="pt"))'
     )
@@ -140,10 +151,11 @@ def serving(method: Method, config: Any, length: int, model: str = "MODEL", wher
         return Serving(**served, notes=(f"no server computes {method.name}",))
     if why := _unserved(method, config):
         return Serving(**served, notes=(why,))
-    options = recipe(method, config, length, where or model)
-    if why := _not_taken(config, options.get("config") or {}):
+    flags = [f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in options.items()]
+    result = recipe(method, config, length, shlex.join([where or model, *flags]))
+    if why := _not_taken(config, result.get("config") or {}):
         return Serving(**served, notes=(why,))
-    return Serving(**served, **options)
+    return Serving(**served, **result)
 
 
 def _not_taken(config: Any, keys: Mapping[str, Any]) -> str:
@@ -323,12 +335,12 @@ def _servers(config: Any, rope: Mapping[str, Any], positions: int, length: int, 
 
 
 def _sglang(model: str, length: int, keys: Mapping[str, Any]) -> str:
-    line = f"python -m sglang.launch_server --model-path {shlex.quote(model)} --context-length {length}"
+    line = f"python -m sglang.launch_server --model-path {model} --context-length {length}"
     return f"{line} --json-model-override-args '{json.dumps(keys)}'" if keys else line
 
 
 def _vllm(model: str, length: int, keys: Mapping[str, Any]) -> str:
-    line = f"vllm serve {shlex.quote(model)} --max-model-len {length}"
+    line = f"vllm serve {model} --max-model-len {length}"
     return f"{line} --hf-overrides '{json.dumps(keys)}'" if keys else line
 
 

@@ -47,6 +47,14 @@ def test_a_folder_with_a_blank_is_quoted():
     assert all("my model" in shlex.split(commands[server]) for server in ("vLLM", "SGLang"))
 
 
+def test_what_loads_the_model_is_in_each_command():
+    source = {"revision": "v1 b", "trust_remote_code": True}
+    served = serving(mesa.make("origin", trained_length=M), families.shared("llama").config, M, "org/a", source=source)
+    for server in ("vLLM", "SGLang"):
+        assert {"org/a", "--revision=v1 b", "--trust-remote-code"} <= set(shlex.split(served.commands[server]))
+    assert "mesa.load('org/a', revision='v1 b', trust_remote_code=True)" in served.python
+
+
 def test_a_length_is_required(capsys):
     assert main(["config", "pi"]) == 2
     assert "arguments are required: --length; see" in capsys.readouterr().err
