@@ -116,13 +116,15 @@ def mask_function(name: str) -> Any:
 @contextmanager
 def attention_called(model: Any, name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> Iterator[None]:
     """The model calls these, which are known by `name`, for as long as this lasts."""
-    before, interfaces = model.config._attn_implementation, _interfaces()
+    config, interfaces = model.config, _interfaces()
+    parts = {key: getattr(config, key, None) for key in config.sub_configs}
+    before = {key: getattr(part, "_attn_implementation", None) for key, part in {"": config, **parts}.items()}
     for interface, function in zip(interfaces, (attention, mask), strict=True):
         interface.register(name, function)
     try:
-        model.config._attn_implementation = name
+        config._attn_implementation = name  # also in its parts
         yield
     finally:
-        model.config._attn_implementation = before
+        config._attn_implementation = before
         for interface in interfaces:
             interface._global_mapping.pop(name)

@@ -49,9 +49,10 @@ def check_method(config: Any, method: Method) -> None:
     reason = unfit(config, type(method))
     if reason:
         raise Refused(f"{method.name} cannot be attached to model type {config.model_type!r}: {reason}")
-    rope = getattr(config, "rope_parameters", None) or {}
+    stated = _parts(getattr(config, "rope_parameters", None))
+    rope = next((part for part in stated if part.get("rope_type") == "dynamic"), {})
     parts = "layers" if method.layers is not None else "heads" if method.heads is not None else ""
-    if parts and not method.uses_model_rope and rope.get("rope_type") == "dynamic":  # the base follows the length
+    if parts and not method.uses_model_rope and rope:  # the base follows the length
         raise Refused(
             f"{method.name}: {parts} cannot be chosen on this {config.model_type} model: the others would attend as "
             "trained, but its rotary base grows with the prompt (rope_type 'dynamic'); leave them out, or load the "

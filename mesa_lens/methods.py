@@ -54,6 +54,7 @@ def add(commands: Any) -> None:
         run_explain,
         example="mesa-lens methods explain rerope --length 12",
         help="draw a method's relative-position matrix",
+        description="The matrix of effective relative positions of a method, one row a query.",
     )
 
 

@@ -76,8 +76,8 @@ class ModelOptions:
 
     model: Text = option(
         "default",
-        "default, nope, alibi (all shipped), smollm2 (after `mesa-lens fetch smollm2`), a local folder, a .gguf file, "
-        "or a hub id",
+        "default, nope, alibi (all shipped), smollm2, gemma3-270m (after `mesa-lens fetch`), a local folder, a .gguf "
+        "file, or a hub id",
         group=MODEL_GROUP,
     )
     load: Mapping[str, Any] = options_in(LoadOptions, build=dict, default=dict)
@@ -147,13 +147,12 @@ class ModelRequest(ModelOptions):
     )
     default_methods: ClassVar[str] = "all"
     not_compared: ClassVar[tuple[str, ...]] = ()
+    """Fields that a resumed run may change: no result depends on them, or what is stored names their values."""
 
     def check_names(self) -> None:
         """Also for methods, and parameters of them, that are not known."""
         check_names(self.methods or self.default_methods, getattr(self, "method_settings", ()))
         super().check_names()
-
-    """Fields that a resumed run may change: no result depends on them, or what is stored names their values."""
 
     @property
     def identity(self) -> dict[str, Any]:

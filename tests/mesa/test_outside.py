@@ -6,17 +6,29 @@ import inspect
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
 from packaging.version import Version
-from transformers import DynamicCache
+from transformers import DynamicCache, LlavaConfig
 
 import mesa
-from mesa.outside import PRIVATE, with_cache
+from mesa.outside import PRIVATE, attention_called, with_cache
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_parts_of_a_config_have_their_attention_back():
+    config = LlavaConfig(attn_implementation="sdpa")
+    config.vision_config._attn_implementation = "eager"
+    with attention_called(SimpleNamespace(config=config), "ours", lambda: None, lambda: None):
+        assert config.text_config._attn_implementation == config.vision_config._attn_implementation == "ours"
+    names = [part._attn_implementation for part in (config, config.text_config, config.vision_config)]
+    assert names == ["sdpa", "sdpa", "eager"]
+
+
 OURS = {
     "_asdict",
     "_fields",

@@ -45,8 +45,8 @@ def run_evaluation(
 
     Returns:
         An `Evaluated`: `cells` by task, method and length, each with `mean` and its 95% interval `low` to `high`, in
-        `unit`, `n`, and `difference` to the first method; `needles`, what is found by length and depth of the answer;
-        `tasks_left`; `out_of_memory` and `failed`, what could not be run.
+        `unit`, `n`, and `difference` to Origin, or else the first method; `needles`, what is found by length and depth
+        of the answer; `tasks_left`; `out_of_memory` and `failed`, what could not be run.
 
     Raises:
         FileExistsError: The folder holds another evaluation.

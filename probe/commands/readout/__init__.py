@@ -42,7 +42,7 @@ class ReadoutRequest(MethodsRequest):
     )
     classes: Classes = option(20, "how many of the most frequent tokens previous-K tells apart")
     hook: Text = option("resid_post", "TransformerLens hook that is read; the lens reads resid_post alone")
-    layers: RangeText = option("all", "layers to read, e.g. 0-10, both ends included; the last is added")
+    layers: RangeText = option("all", "layers to read, e.g. 0-10, both ends included; of resid_post the last is added")
     labels: InputPath | None = option(
         None, "your own labels: csv, tsv or jsonl with text, token (or end, in characters) and label"
     )

@@ -1,6 +1,7 @@
 """What is neither an ordinary model nor an ordinary call: done right, or refused with the way round."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import cases
 import pytest
@@ -12,7 +13,9 @@ from tiny import tokens
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import mesa
+from mesa.errors import Refused
 from mesa.plan import Constant, Plan, Region, check_plan
+from mesa.support import check_method
 
 
 @torch.no_grad()
@@ -95,6 +98,11 @@ class TestRotary:
         message = rf"rerope: {next(iter(part))} cannot be chosen on this llama model: .*'rope_theta': 10000.0"
         refused(model, cases.method("rerope", **part), message)
         assert torch.equal(logits(model, tokens(), cases.method("origin", **part)), logits(model, tokens()))
+        stated = model.config.rope_parameters
+        by_kind = {"full_attention": {**stated}, "sliding_attention": {**stated, "rope_type": "default"}}
+        config = SimpleNamespace(**{**model.config.to_dict(), "rope_parameters": by_kind})
+        with pytest.raises(Refused, match=message):
+            check_method(config, cases.method("rerope", **part))
         model.config.rope_parameters["rope_type"] = "default"  # as the message says
         assert torch.isfinite(logits(model, tokens(), cases.method("rerope", **part))).all()
 
