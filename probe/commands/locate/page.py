@@ -421,9 +421,15 @@ def title(summary: Located) -> str:
 
 
 def sections(summary: Located) -> list[Section]:
-    """The full report: the clearest loss, what was lost, each length and measure, how each number is made."""
+    """The full report: the clearest loss, what was lost, each length and measure, how each number is made.
+
+    With one method, length and measure the clearest loss is all there is, and stands once.
+    """
     definitions = Section("How each number is made", parts=[Section(name, [text]) for name, text in _MADE.items()])
-    return [clearest(summary), losses(summary), *places(summary), definitions, provenance(summary)]
+    is_one = len(summary.loss_gaps) == 1 and summary.clearest is not None
+    lost, parts = losses(summary), places(summary)
+    answer = [*parts, lost] if is_one else [clearest(summary), lost, *parts]
+    return [*answer, definitions, provenance(summary)]
 
 
 def clearest(summary: Located) -> Section:

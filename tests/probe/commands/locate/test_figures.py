@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import anatomized
 import located
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from mesa_lens.cli import main
-from probe.commands.locate.page import recovery_map
+from probe.commands.locate.page import recovery_map, sections
 from probe.commands.locate.result import LOCATED
 from probe.figures import interactive, static
 from probe.store.result_file import having
@@ -91,3 +92,15 @@ def test_bad_options_of_the_export_are_one_line(tmp_path, capsys, command, optio
     assert main(["export", command, str(folder), *options]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "exports").exists()
+
+
+def test_one_loss_is_reported_once(summary):
+    def figures(section):
+        return [*section.figures, *(name for part in section.parts for name in figures(part))]
+
+    one = replace(summary, loss_gaps=having(summary.loss_gaps, method="rerope", length=1024, measure="nll"))
+    for each, begins in ((one, "default, 1024 tokens"), (summary, "")):
+        parts = sections(each)
+        drawn = [name for part in parts for name in figures(part)]
+        assert parts[0].title.startswith(begins)
+        assert (len(drawn) == len({*drawn})) == (each is one)
