@@ -272,7 +272,7 @@ def _factor(method: Any, length: int) -> float:
 
 
 def _check_reach(method: Any, length: int) -> None:
-    reach = _factor(method, length) * method.trained_length
+    reach = round((method.factor or math.inf) * method.trained_length, 6)  # 2.3 x 3000 is 6900
     if length > reach:
         least = math.ceil(length / method.trained_length)
         raise Refused(

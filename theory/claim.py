@@ -42,7 +42,7 @@ THEOREMS = {
 def summary(claims: Iterable[tuple[str, str, str]]) -> str:
     """What became of the claims (name, verdict, whose): the paper's theorems, its other statements, ours, BROKEN ones.
 
-    Raises Refused for an unknown verdict.
+    Raises ValueError for an unknown verdict.
     """
     known = [(name, ClaimVerdict(verdict), whose) for name, verdict, whose in claims]
     broken = [name for name, verdict, _ in known if verdict is ClaimVerdict.BROKEN]
@@ -67,8 +67,8 @@ class Measurement:
     error: float = 0.0
 
     def __and__(self, other: Measurement) -> Measurement:
-        """The worst of both: the smaller margin, the larger error."""
-        return Measurement(min(self.margin, other.margin), max(self.error, other.error))
+        """The worst of both: the smaller margin, the larger error; NaN where one is NaN."""
+        return Measurement(float(np.minimum(self.margin, other.margin)), float(np.maximum(self.error, other.error)))
 
     @property
     def holds(self) -> bool:
@@ -181,7 +181,7 @@ def deviation(measured: np.ndarray, reference: np.ndarray) -> float:
 def crossing(o: np.ndarray, M: int, H: float) -> float:
     """How clearly o_t > H for t < M and o_t < H for t > M, o from t = 1 on; not positive where it is not so."""
     t = np.arange(1, len(o) + 1)
-    return float(min((o - H)[t < M].min(), (H - o)[t > M].min()))
+    return float(np.minimum((o - H)[t < M].min(), (H - o)[t > M].min()))
 
 
 def first_below(o: np.ndarray, M: int, H: float) -> int | None:

@@ -55,11 +55,11 @@ def host_name(text: str) -> str:
 
 def is_foreign(origin: str, host: str, passed: Collection[str]) -> bool:
     """Whether a request to `host` comes from another site's page; passed: the names of --allow-host."""
-    parts = urlsplit(origin) if origin.isprintable() else urlsplit("")
     try:
+        parts = urlsplit(origin if origin.isprintable() else "")
         is_own = parts.netloc.lower() == host.lower() or host_name(parts.netloc) in passed
-    except Refused:
-        is_own = False
+    except ValueError:
+        return True
     return parts.scheme not in ("http", "https") or not is_own
 
 

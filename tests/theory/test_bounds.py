@@ -65,6 +65,12 @@ def test_small_slopes_fail_before_or_where_the_line_begins(M, N, E, slope, failu
     assert first_failure(M, N, E, slope) == failure
 
 
+@pytest.mark.parametrize("E", [None, 2])
+def test_without_a_slope_the_window_is_not_extended(E):
+    assert bounds.denominator([3, 7, 40], 4, E, 0.0).tolist() == [3, 7, 40]
+    assert bounds.first_failure(16, 4, E, 0.0) == first_failure(16, 4, E, 0.0) == 17
+
+
 def test_recovered_ranges():
     assert [bounds.last_recovered(N) for N in (2, 3, 4)] == [10, 24, 60]
     assert bounds.ideal_position([1, 2, 3, 4, 9], 2).tolist() == [1, 2, 3, 3, 3]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from theory.bounds import first_failure, step_failure
-from theory.claim import OURS, PAPER, THEOREMS, Measurement, crossing, deviation, summary
+from theory.claim import IDENTITY, OURS, PAPER, THEOREMS, Measurement, crossing, deviation, summary
 from theory.claims import CLAIMS, Claim, ClaimVerdict, VerifyOptions
 from theory.claims.settings import read_by
 from theory.claims.theorem3 import woven_head_output
@@ -63,6 +63,7 @@ def test_a_crossing_off_by_one_has_no_margin(shift):
     t = np.arange(1, 40)
     assert crossing(16 / t - 0.5, 16, 0.5) > 0.05
     assert crossing((16 + 1.5 * shift) / t - 0.5, 16, 0.5) < 0
+    assert np.isnan(crossing(np.where(t == 16 + 2 * shift, np.nan, 16 / t - 0.5), 16, 0.5))
 
 
 def test_a_margin_must_be_far_above_the_error():
@@ -72,6 +73,8 @@ def test_a_margin_must_be_far_above_the_error():
         assert claim.verdict is ClaimVerdict.BROKEN
         assert json.loads(json.dumps(claim.as_dict(), allow_nan=False))["ok"] is False
     assert Measurement(1, 0.2) & Measurement(0.5, 0.1) == Measurement(0.5, 0.2)
+    nan = Measurement(float("nan"), float("nan"))
+    assert not any((one & other).holds for one, other in ((IDENTITY, nan), (nan, IDENTITY)))
 
 
 @pytest.mark.parametrize(("N", "M", "first"), [(2, 4, 33), (2, 8, 544), (3, 5, 193)])

@@ -60,7 +60,7 @@ class VerifyOptions:
     @property
     def longest_run(self) -> int:
         """The longest input that claims run, in tokens; their tested range says where it cut them short."""
-        return max(1600 if self.quick else 4200, (self.M or 0) + 100)
+        return 1600 if self.quick else 4200
 
     def windows(self, *default: int) -> list[int]:
         """The values of M to try: the user's, or those of the default that can be recovered."""
@@ -100,8 +100,8 @@ class VerifyOptions:
         return {"dtype": self.torch_dtype, "seed": self.seed, **more}
 
     def chosen_mlp(self, M: int, **more: Any) -> dict[str, Any]:
-        """`options` with K = max(M, 64) positions, or as many as the step MLP recovers."""
-        return self.options(recovers=max(M, min(64, self.most_positions)), **more)
+        """`options` with K = max(M, 64) positions."""
+        return self.options(recovers=max(M, 64), **more)
 
     def wide_mlp(self, K: int, **more: Any) -> dict[str, Any]:
         """`options` with an MLP for K positions; log steps where matrices overflow."""

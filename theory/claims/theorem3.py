@@ -133,8 +133,7 @@ def reach_of_the_steps(settings: VerifyOptions) -> Outcome:
     growth = [math.log(later / earlier) / 4 for of in (fails, sharp) for earlier, later in pairwise(of)]
     reading = Measurement(0.05 - max(abs(rate - math.exp(-0.5)) for rate in growth))
     M, t = windows[0], fails[0]
-    options = VerifyOptions().options(recovers=M - 1, shape=ONE_HEAD)
-    o = woven_model(M, N, settings.H, **options).head_output(t) - settings.H
+    o = woven_model(M, N, settings.H, recovers=M - 1, shape=ONE_HEAD).head_output(t) - settings.H
     reading &= Measurement(float(min(o[M : t - 1].min(), -o[t - 1])) * M * t)
     return Outcome(
         {"K": "M - 1", "N": N, "M": grid(windows)},

@@ -19,10 +19,9 @@ def nope_fails_beyond_M(settings: VerifyOptions) -> Outcome:
     """Without positions o_t = M/t - 1 + H: above H for t < M, below it for t > M, whatever W_Q is."""
     windows, reading = settings.windows(16, 64, 512), IDENTITY
     for M in windows:
-        length = min(2 * M, settings.longest_run)
-        reference = M / np.arange(1, length + 1) - 1 + settings.H
+        reference = M / np.arange(1, 2 * M + 1) - 1 + settings.H
         for seed in range(settings.seed, settings.seed + 3):
-            o = nope_model(M, settings.H, seed=seed, dtype=settings.torch_dtype).head_output(length, seed)
+            o = nope_model(M, settings.H, seed=seed, dtype=settings.torch_dtype).head_output(2 * M, seed)
             reading &= Measurement(crossing(o, M, settings.H), deviation(o, reference))
     sizes = {"M": grid(windows), "H": settings.H, "dtype": settings.dtype, "seed": settings.seed}
     return Outcome(sizes, "t = 1 .. 2M, 3 seeds", reading)
@@ -89,7 +88,7 @@ def plain_fails_beyond_M(settings: VerifyOptions) -> Outcome:
     for M in windows:
         options = settings.chosen_mlp(M)
         model = plain_model(M, settings.H, **options)
-        reading &= read_plain(model, M, settings.H, min(2 * M, settings.longest_run), options["recovers"])
+        reading &= read_plain(model, M, settings.H, 2 * M, options["recovers"])
     return Outcome(
         {"K": "max(M, 64)", "M": grid(windows), "H": settings.H, "MLP": "steps", "dtype": settings.dtype},
         "t = 1 .. 2M, the printed matrices with one entry moved (3.2-printed)",
@@ -120,13 +119,13 @@ def printed_matrices(settings: VerifyOptions) -> Outcome:
     Mended, the same numbers in the same places but one, o_t = M/t - 1 + H. Literally built, q.k = tau - t i:
     D(t) = sum of e^-(t-1)(i-1) stays near 1, so o never crosses H.
     """
-    M, H = settings.windows(64)[0] if settings.windows(64) else 16, settings.H
-    options, length = settings.chosen_mlp(M), min(2 * M, settings.longest_run)
+    M, H = settings.windows(64)[0], settings.H
+    options, length = settings.chosen_mlp(M), 2 * M
     models = [plain_model(M, H, printed=printed, **options) for printed in (True, False)]
     moved = [int(not torch.equal(*(model.get_buffer(f"blocks.1.attn.{name}") for model in models))) for name in WEIGHTS]
     entries = models[0].get_buffer("blocks.1.attn.W_Q") - models[1].get_buffer("blocks.1.attn.W_Q")
     printed, corrected = (model.head_output(length) for model in models)
-    t = np.arange(2, min(M, length) + 1)[:, None]
+    t = np.arange(2, M + 1)[:, None]
     denominator = np.exp(-(t - 1.0) * np.arange(M)).sum(1, where=np.arange(M) < t)
     known = np.arange(1, length + 1) <= options["recovers"]
     error = deviation(corrected[known], (M / np.arange(1, length + 1) - 1 + H)[known])
@@ -167,10 +166,9 @@ def recovery_ranges(settings: VerifyOptions) -> Outcome:
 
 def measured_error(kind: str, dtype: str, positions: int) -> float:
     """The worst position error of `kind` in the built transformer, in positions."""
-    settings = VerifyOptions(dtype=dtype)
-    options = settings.options(recovers=positions, recovery=kind, shape=Shape(heads=1))
-    recovered = plain_model(min(positions, 8), **options).recovered_position(positions)
-    return float(np.abs(recovered - np.arange(1, positions + 1)).max())
+    options: dict[str, Any] = {"recovers": positions, "recovery": kind, "dtype": getattr(torch, dtype)}
+    model = plain_model(min(positions, 8), shape=Shape(heads=1), **options)
+    return float(np.abs(model.recovered_position(positions) - np.arange(1, positions + 1)).max())
 
 
 @claim("3.2-exact", ClaimVerdict.HOLDS, "Theorem 3.2, proof, layer 1")
@@ -179,7 +177,7 @@ def exact_recovery(settings: VerifyOptions) -> Outcome:
     K = 128 if settings.quick else 700
     interval: Any = mpmath.iv
     interval.dps = 30
-    model = plain_model(8, settings.H, **VerifyOptions(seed=settings.seed).options(recovers=K, shape=Shape(heads=1)))
+    model = plain_model(8, recovers=K, shape=Shape(heads=1))
     W_1, W_2 = (model.get_buffer(f"blocks.0.mlp.{name}").numpy() for name in ("W_1", "W_2"))
     slack = Measurement(step_slack(W_1[[CONST, POSITION]], W_2[POSITION], interval))
     tested = f"all steps k < {K} of the built W_1 and W_2, interval arithmetic (mpmath)"

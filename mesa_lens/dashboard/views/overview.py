@@ -75,7 +75,7 @@ def _near(context: Context, summary: Summary, point: Mapping[str, Any]) -> None:
     stored = run.hidden["position"].values if hooks_of(run) else np.array([])  # a run in stages stores them last
     last = int(stored.max(initial=-1))
     begin = max(0, min(length - half, last - 2 * half + 1))
-    span = begin, min(begin + 2 * half - 1, last)
+    span = max(begin, int(stored.min(initial=last))), min(begin + 2 * half - 1, last)
     methods = {"methods": method, "minus": "nothing"} if method in {row.method for row in summary.methods} else {}
     links: dict[str, tuple[str, dict[str, Any]]] = {}
     if length <= last + 1 and np.any((span[0] <= stored) & (stored <= span[1])):

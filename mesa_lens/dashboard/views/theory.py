@@ -118,12 +118,14 @@ def _claims(root: Path) -> None:
     check_inside(path)
     try:
         claims = pd.DataFrame(read_result(path)["claims"])
-    except (FileNotFoundError, Refused) as error:
-        missing = f"There is no {path} yet" if isinstance(error, FileNotFoundError) else f"{error}; remove it"
+        about = summary(zip(claims["name"], claims["verdict"], claims["whose"], strict=True))
+    except (FileNotFoundError, ValueError) as error:
+        why = error if isinstance(error, Refused) else f"{path}: {error}"
+        missing = f"There is no {path} yet" if isinstance(error, FileNotFoundError) else f"{why}; remove it"
         text = f"{missing}. Run the verification (10 seconds), then reload this page:"
         ui.suggest(text, f"mesa-lens verify --html {quote(str(path.with_suffix('')))}")
         return
-    st.markdown(ui.plain(summary(zip(claims["name"], claims["verdict"], claims["whose"], strict=True))))
+    st.markdown(ui.plain(about))
     for title, group in _groups(claims).items():
         with st.expander(ui.plain(title)):
             ui.table(Table("", _HEAD, tuple(_cells(claim) for claim in group.to_dict("records"))))

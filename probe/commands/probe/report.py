@@ -34,6 +34,7 @@ from probe.commands.probe.verdict import (
     interval_table,
     listed,
     onset_title,
+    run_summary,
     threshold_doubt,
     verdict,
 )
@@ -476,7 +477,7 @@ def curves_export(
         An `Export`: figure `curves`; tables of every sample of each score, and `failures`.
 
     Raises:
-        Refused: A score holds no number.
+        Refused: `tail_nll` holds no number.
 
     Examples:
         >>> run = probe.open_run("runs/example")
@@ -485,11 +486,10 @@ def curves_export(
         >>> [name for name, content in export.files("csv")]
         ['curves-tail_nll.csv', 'curves-passkey.csv', 'failures.csv']
     """
-    names = [name for name in ("tail_nll", "passkey") if name in evaluation]
-    for name in names:
-        if not np.isfinite(evaluation[name]).any():
-            raise Refused(f"{name} holds no number; measure again: `mesa-lens probe --overwrite`")
-    chart = curves_chart(evaluation, measured, trained_length, predicted)
+    names = [name for name in ("tail_nll", "passkey") if name in evaluation and np.isfinite(evaluation[name]).any()]
+    if "tail_nll" not in names:
+        raise Refused("tail_nll holds no number; measure again: `mesa-lens probe --overwrite`")
+    chart = curves_chart(evaluation[names], measured, trained_length, predicted)
     attrs = {**evaluation.attrs, "trained_length": trained_length}
     samples = {f"curves-{name}": evaluation[[name]].assign_attrs(attrs) for name in names}
     failures = _failures(evaluation["method"].values.tolist(), measured, onsets, predicted or {})
@@ -619,7 +619,8 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
 def update_report(folder: Path) -> Summary:
     """`write_report` after another command: what is known of the states stays, their figures too where all of it is."""
     run = open_run(folder)
-    return _written(run, "drift", partial(load, run))
+    former = run_summary(folder, run)
+    return _written(run, former.onset_by if former else "drift", partial(load, run))
 
 
 def _written(run: StoredRun, by: str, known: Callable[[str], Derived | None]) -> Summary:

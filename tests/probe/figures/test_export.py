@@ -216,6 +216,14 @@ def test_curves_have_a_row_for_each_sample_and_the_failures(folder, tmp_path):
     assert failures.loc["mesa", "drift_onset_text"] == "none up to 192"
 
 
+def test_a_score_that_the_chosen_methods_lack_is_left_out():
+    scores = evaluation(windows=3)
+    scores["passkey"][1:] = np.nan
+    export = curves_export(scores.sel({"method": ["mesa"]}), measured_failure(scores, M), M)
+    assert list(export.numbers) == ["curves-tail_nll", "failures"]
+    assert len(export.figures["curves"].panels) == 1
+
+
 @pytest.mark.parametrize("kind", ["drift", "thresholds", "distance", "curves", "heatmap"])
 def test_the_reference_may_be_left_out(kind, folder, tmp_path, capsys):
     assert run(folder, tmp_path, kind, "--methods", "rerope", "--format", "csv") == 0
@@ -237,6 +245,7 @@ def test_a_csv_of_too_many_rows_is_refused_before_it_is_written(folder, tmp_path
     [
         (["heatmap", "--format", "png,gif"], "an export has no format 'gif'; choose from html, png, svg"),
         (["heatmap", "--native", "--format", "svg"], "a native heatmap has no format 'svg'; choose from png"),
+        (["curves", "--methods", "all,typo"], "--methods all,typo: all stands for every method; leave the others out"),
         (["heatmap", "--prompt", "z"], "prompt 'z' was not captured; captured: repeated, text-0"),
         (["heatmap", "--minus", "rope"], "method 'rope' was not captured; captured: origin"),
         (["heatmap", "--layers", "0-2"], "layers 0-2 were not all captured; captured: 0-1"),

@@ -203,6 +203,11 @@ def test_curve_marks():
         "Measured failure, in tokens: origin: (64, 128]; rerope, mesa: none up to 320; dynamic-ntk: (256," in chart.seen
     )
     assert [part.panels[0].title for part in parted(chart)] == ["", ""]
+    early = replace(measured, failures=(replace(measured.failures[0], after=0),))
+    part = curves_chart(scores.sel({"method": ["origin"]}), early, trained)
+    assert part.panels[0].points[0].ends == (32, 128)
+    chart = curves_chart(scores.sel({"method": ["mesa"]}), measured, trained)
+    assert "in tokens: mesa: none up to 320." in chart.seen
 
 
 def test_heatmap_traces(hidden):

@@ -1,12 +1,14 @@
 """What is kept beside a store: the same numbers again, and never those of other values."""
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 from synthetic import hidden_states, write_run
 
+from probe.store import cache
 from probe.store.cache import DERIVED, cached, load, save
 from probe.store.reader import open_run
 from probe.store.result_file import as_json
@@ -67,3 +69,12 @@ def test_a_damaged_or_linked_cache_is_recomputed(run, number):
     path.rename(path.with_name("elsewhere"))
     path.symlink_to("elsewhere")
     assert load(run, "one") is None
+
+
+def test_the_mark_is_of_all_code_that_values_depend_on(monkeypatch):
+    paths = []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: paths.append(path.as_posix()) or b"")
+    cache._code.__wrapped__()
+    for name in ("probe/store/cache.py", "probe/thresholds/drift.py", "probe/statistics.py", "mesa/plan.py"):
+        assert any(path.endswith(name) for path in paths)
+    assert any("/mesa/methods/" in path for path in paths)

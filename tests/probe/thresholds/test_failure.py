@@ -109,6 +109,21 @@ def test_lengths_that_one_method_lacks_do_not_count_for_it():
     assert str(of(evaluation, "mesa")) == "none up to 768"
 
 
+def test_what_some_prompts_lack_is_left_out_of_the_intervals():
+    evaluation = scores(above=(0, 0, 0, 0, 0.8), spread=0.1, hits=((20, 20, 20, 9, 9, 9), (20,) * 6))
+    full = of(evaluation)
+    evaluation["tail_nll"][0, 3:, 0] = evaluation["passkey"][0, 3:, 0] = np.nan
+    failure = of(evaluation)
+    assert (full.low, full.high) == (failure.low, failure.high) == (512, 1024)
+
+
+def test_passkeys_that_the_reference_lacks_are_not_evaluated():
+    evaluation = scores(above=(0, 0, 0.8, 0.8, 0.8))
+    evaluation["passkey"][0] = np.nan
+    measured = measured_failure(evaluation, M)
+    assert (measured.evaluated_by, measured.chance, measured.failures[0].length) == ((NLL,), (), 512)
+
+
 def test_a_model_at_chance_never_holds():
     measured = measured_failure(scores(level=math.log(4096) - 0.05, hits=((0,) * 6,) * 2), M)
     assert (measured.evaluated_by, measured.chance) == ((), (NLL, PASSKEY))

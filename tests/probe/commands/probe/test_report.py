@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,10 +62,12 @@ def test_after_another_command_only_the_curves_are_drawn_again(summary, folder, 
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "report.html"}
     assert result_text(update_report(run)) == result_text(summary)
     assert {path: path.read_bytes() for path in before} == before
+    SUMMARY.write(run, replace(summary, onset_by="paper"))
+    assert update_report(run).onset_by == "paper"
+    calls.clear()
     next(run.glob("derived/*-thresholds.npz")).unlink()  # as after a change of the code
     update_report(run)
     assert [(maps is None, [bool(part) for part in drawn]) for maps, drawn in calls] == [
-        (True, [False, True, False, False, False]),
         (False, [True, True, True, True, False]),
     ]
 
