@@ -80,7 +80,7 @@ def load(
     Args:
         name: 'default', 'nope' or 'alibi' (shipped), 'smollm2' (after `mesa-lens fetch smollm2`), a folder, a .gguf
             file or a hub id; default 'default'. Weights are safetensors, or GGUF, which is dequantized.
-        dtype: 'float32', 'float16', 'bfloat16' or 'float64'. Default: float32 on a CPU and from GGUF, else the
+        dtype: 'float32', 'float16', 'bfloat16' or 'float64'. Default: float32 on 'cpu' and from GGUF, else the
             checkpoint's own, which a constructed model always keeps.
         device: Where the model runs; default 'cpu'.
         device_map: In place of `device`, as in accelerate, e.g. 'auto'.
@@ -108,7 +108,7 @@ def load(
         tokenizer = _tokenizer(place, options)
         if dtype is None and place.file:
             dtype = "float32"
-        elif dtype is None and device_map is None and device == "cpu":
+        elif dtype is None and (device_map or device) == "cpu":
             dtype = chosen_dtype(config, {})
         result: Any = model_class().from_pretrained(
             place.where,
@@ -265,7 +265,7 @@ def _check_device(device: str, what: str, remedy: str) -> None:
 
 def chosen_dtype(config: Any, options: Mapping[str, Any]) -> str:
     """The name of the dtype in which `load` with these options gives a model of this config."""
-    on_cpu = options.get("device", "cpu") == "cpu" and not options.get("device_map")
+    on_cpu = (options.get("device_map") or options.get("device") or "cpu") == "cpu"
     on_cpu = on_cpu and not isinstance(config, ConstructedConfig)
     stated = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     return options.get("dtype") or ("float32" if on_cpu else stated)

@@ -239,7 +239,7 @@ def restarts(plan: Plan) -> dict[int, int]:
 
 
 def query_scales(plan: Plan) -> np.ndarray:
-    """The largest factor on each query, (length,); 1 where no region sees it.
+    """The largest factor on each query's scores, its own times its keys', (length,); 1 where no region sees it.
 
     >>> from mesa import make
     >>> query_scales(make("rerope", 4).plan(10)).round(2)
@@ -248,7 +248,9 @@ def query_scales(plan: Plan) -> np.ndarray:
     scales = np.full(plan.length, -np.inf)
     for region in plan.regions:
         queries = np.arange(region.queries[0], min(region.queries[1], plan.length))
-        scales[queries] = np.maximum(scales[queries], region.query_scale(queries) if region.query_scale else 1)
+        keys = np.arange(region.keys[0], min(region.keys[1], plan.length))
+        key = region.key_scale(keys).max() if region.key_scale and len(keys) else 1
+        scales[queries] = np.maximum(scales[queries], (region.query_scale(queries) if region.query_scale else 1) * key)
     return np.where(np.isfinite(scales), scales, 1)
 
 

@@ -18,10 +18,10 @@ def method_settings(settings: Sequence[str], option: str = "--set") -> dict[str,
     result: dict[str, dict[str, Any]] = {}
     for setting in settings:
         target, equals, text = setting.partition("=")
-        name, dot, parameter = target.partition(".")
+        name, dot, parameter = (part.strip() for part in target.partition("."))
         if not (equals and dot):
             raise Refused(f"{option} {setting!r} is not METHOD.PARAMETER=VALUE, e.g. rerope.window=512")
-        text = {"true": "True", "false": "False"}.get(text.strip().lower(), text)
+        text = {"true": "True", "false": "False"}.get(text.strip().lower(), text.strip())
         try:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError):

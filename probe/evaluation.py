@@ -72,7 +72,7 @@ class EvalPlan:
 
     @property
     def settings(self) -> JsonObject:
-        """Everything that scores depend on, as JSON. Tasks, methods and lengths may be added to a run."""
+        """Everything that scores depend on, as JSON. Tasks, methods and shorter lengths may be added to a run."""
         documents = ids_fingerprint(self.setting.documents)
         return settings_of(self, max(self.setting.lengths), prompts=SCORED_PROMPTS, documents=documents)
 
@@ -114,7 +114,8 @@ def plan_evaluation(request: EvalRequest) -> EvalPlan:
     check_read(request)
     config, trained = request.checked_model()
     methods = request.checked_methods(config, trained)
-    lengths = tuple(trained * multiple for multiple in (1, 2, 4, 8)) if request.lengths is None else request.lengths
+    stated = (trained * multiple for multiple in (1, 2, 4, 8)) if request.lengths is None else request.lengths
+    lengths = tuple(sorted({*stated}))
     if request.tasks and request.lengths is not None:
         check_prompts(max(lengths), request.samples)
     tokenizer = tokenizer_of(request.model, **request.source)

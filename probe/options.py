@@ -238,9 +238,9 @@ Lengths = Annotated[tuple[Tokens, ...], BeforeValidator(parse_lengths)]
 Length = Annotated[int, BeforeValidator(lambda value: _tokens(str(value), str(value)))]
 """A length in tokens, e.g. 512 or 16k."""
 RangeText = Annotated[str, BeforeValidator(_range_text)]
+"""Ranges as they are written; or 'none'."""
 HeadsText = Annotated[str, BeforeValidator(_heads_text)]
 """Ranges of layers, or heads such as L2H3."""
-"""Ranges as they are written; or 'none'."""
 RangeList = Annotated[Ranges | None, BeforeValidator(parse_ranges)]
 InputPath = Annotated[Path, BeforeValidator(_path)]
 Folder = Annotated[Path, BeforeValidator(_path), AfterValidator(_folder)]

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -221,10 +221,8 @@ class RunFolder:
             sys.stderr.write(f"{self.path} is a run on another {difference('text', *texts)}\n")
         for name, config in _methods(there).items():
             mine = json.loads(json.dumps(methods[name].describe())) if name in methods else {}
-            for key in sorted(config.keys() & mine.keys()):
-                if config[key] != mine[key]:
-                    what = difference(key, config[key], mine[key])
-                    raise Occupied(f"{self.path} holds {name} of another {what}; {_REMEDY}")
+            for key, *values in changed_parameters(config, mine):
+                raise Occupied(f"{self.path} holds {name} of another {difference(key, *values)}; {_REMEDY}")
 
     def taken(self, values: JsonObject, passed: Sequence[str], default_methods: str) -> JsonObject:
         """The options that the run has and that were not passed, by key; `trust_remote_code` is never taken.
@@ -350,13 +348,23 @@ def _differs(own: JsonObject, run: JsonObject) -> str:
 def _changed(name: str, there: JsonObject) -> Iterator[str]:
     """The parameters of a method that a run changed, as texts of --set."""
     config = _methods(there).get(name, {})
+    default = {key: config[key] for key in ("name", "trained_length") if key in config}
+    for key, value, _ in changed_parameters(config, default):
+        yield f"{name}.{key}={value}"
+
+
+def changed_parameters(one: JsonObject, other: JsonObject) -> list[tuple[str, Any, Any]]:
+    """In which parameters two configs of a method differ, as far as both tell, with both values."""
+    one, other = _filled(one), _filled(other)
+    return [(key, one[key], other[key]) for key in sorted(one.keys() & other.keys()) if one[key] != other[key]]
+
+
+def _filled(config: JsonObject) -> JsonObject:
+    """A method's config with the defaults of what it leaves out, such as `heads`."""
     try:
-        default = make(name, int(there["trained_length"])).describe()
+        return json.loads(json.dumps(asdict(make(config["name"], config["trained_length"])))) | config
     except (ValueError, TypeError, KeyError):
-        return
-    for key, value in config.items():
-        if key in default and value != default[key] and isinstance(value, int | float | str):
-            yield f"{name}.{key}={value}"
+        return config
 
 
 def _methods(settings: JsonObject) -> dict[str, JsonObject]:

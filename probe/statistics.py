@@ -89,14 +89,20 @@ def bonett_price(gained: float, lost: float, count: int, z: float = _Z) -> tuple
 def spearman(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
     """Spearman's rank correlation, its 95% interval by Fieller et al. (1957); NaN where one is constant.
 
+    The interval of fewer than four pairs is NaN.
+
     >>> [round(value, 2) for value in spearman([1, 2, 3, 4], [1, 2, 4, 3])], spearman([1, 2, 3, 4], [5, 5, 5, 5])
     ([0.8, -0.73, 1.0], (nan, nan, nan))
+    >>> spearman([1, 2, 3], [1, 3, 2])
+    (0.5, nan, nan)
     """
     from scipy.stats import spearmanr
 
     if min(len({*x}), len({*y})) < 2:
         return math.nan, math.nan, math.nan
     value = float(spearmanr(x, y)[0])  # pyright: ignore[reportArgumentType]
+    if len(x) < 4:
+        return value, math.nan, math.nan
     middle, half = math.atanh(max(-1 + 1e-9, min(value, 1 - 1e-9))), _Z * math.sqrt(1.06 / (len(x) - 3))
     return value, math.tanh(middle - half), math.tanh(middle + half)
 

@@ -38,6 +38,7 @@ from mesa.engine.structure import new_cache, state_of, windows as windows_of_mod
 from mesa.errors import Refused
 from mesa.families import Family, passed
 from mesa.methods import LMInfinite, Method, NoPE, Origin, ReRoPE
+from mesa.methods.base import check_length
 from mesa.outside import with_cache
 from mesa.plan import Plan, rotary_base, turn_alike
 from mesa.progress import Bar
@@ -459,8 +460,10 @@ def _checked(
         raise Refused("the model is in training mode; call model.eval() first")
     if not _LEAST <= pretended <= MOST_PRETENDED:
         raise Refused(f"pretended={pretended} is not within {_LEAST} to {MOST_PRETENDED} tokens")
+    if trained_length is not None:
+        check_length("check", "trained_length", trained_length, 2)
     try:
-        reached = trained_length or stated_length(model.config)
+        reached = stated_length(model.config) if trained_length is None else trained_length
     except Refused:  # nothing states M
         reached = pretended
     subject = Subject(model, tokenizer, pretended, reached)

@@ -253,4 +253,4 @@ _VT = tuple(
 )
 
 RULER = (RulerTask("vt", "RULER: all variables of a chain of assignments", variables, 30, _VT),)
-"""RULER's variable tracking, in addition to its single needles (`retrieval_tasks.py`); lm-eval has the other tasks."""
+"""RULER's variable tracking, in addition to its single needles (`tasks.py`); lm-eval has the other tasks."""

@@ -108,6 +108,11 @@ class Likelihood(EvalTask):
     metrics: tuple[Metric, ...] = (NLL,)
     reads_documents: bool = True
 
+    def tokens(self, length: int, setting: PromptSpec) -> int:
+        """As for Task, of the runs that the texts hold."""
+        is_held = sum(map(len, setting.documents)) >= max(setting.lengths)
+        return length * (len(self._windows(setting, setting.samples)) if is_held else setting.samples)
+
     def least_samples(self, setting: PromptSpec) -> int:
         """As for Task: the texts may hold fewer runs than asked for."""
         return 1
@@ -118,10 +123,8 @@ class Likelihood(EvalTask):
 
     def prepare(self, tokenizer: Any, length: int, setting: PromptSpec, samples: int) -> Sequence[np.ndarray]:
         """Token ids of runs of text, the same for every length and method; the first special token included."""
-        tail = tail_tokens(setting.trained_length)
-        self._check_least(length, 2 * tail)
-        windows = text_windows(setting.documents, max(setting.lengths), samples, tail)
-        return tail_prompts(windows, first_ids(tokenizer), length)
+        self._check_least(length, 2 * tail_tokens(setting.trained_length))
+        return tail_prompts(self._windows(setting, samples), first_ids(tokenizer), length)
 
     def measure(self, loaded: Loaded, length: int, prepared: Sequence[Any], setting: PromptSpec) -> Iterator[Score]:
         """One score a run of text; text and method decide it, nothing is drawn."""
@@ -130,6 +133,10 @@ class Likelihood(EvalTask):
             started = time.perf_counter()
             value = float(nll(loaded.model, ids, tail, reduction="mean"))
             yield Score(length, sample, "nll", value, time.perf_counter() - started)
+
+    def _windows(self, setting: PromptSpec, samples: int) -> list[np.ndarray]:
+        tail = tail_tokens(setting.trained_length)
+        return text_windows(setting.documents, max(setting.lengths), samples, tail)
 
     def _check_least(self, length: int, least: int) -> None:
         if length < least:
@@ -150,6 +157,10 @@ class PositionLikelihood(Likelihood):
     def scored(self, length: int, setting: PromptSpec) -> tuple[int, ...]:
         """Every length: it ends a bucket."""
         return setting.lengths
+
+    def tokens(self, length: int, setting: PromptSpec) -> int:
+        """As for Task: its runs may overlap."""
+        return length * setting.samples
 
     def logits(self, length: int, setting: PromptSpec) -> int:
         """As for Task: of all tokens."""

@@ -85,6 +85,8 @@ def test_a_text_that_no_task_reads_is_reported(capsys):
 def test_a_value_of_a_config_may_hold_commas():
     (method,) = read_configs(["rerope:heads=0:0,3,window=8"], 64).values()
     assert (method.heads, method.window) == (((0, (0, 3)),), 8)
+    (spaced,) = read_configs(["leaky-rerope: k=2, log_n = false, window = 8"], 64).values()
+    assert (spaced.k, spaced.log_n, spaced.window) == (2, False, 8)
     with pytest.raises(Refused, match=r"--config 'rerope:window': .*'rerope.window' is not"):
         read_configs(["rerope:window"], 64)
 

@@ -16,6 +16,8 @@ from mesa.errors import Refused
 from mesa.support import layers_text
 from probe.commands.anatomy.result import (
     ANATOMY,
+    BEYOND,
+    INSIDE,
     TABLES,
     TOKENS,
     Anatomy,
@@ -39,7 +41,6 @@ from probe.figures.figure_data import Heatmaps, Scale, at_length, tile_map, tile
 from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
 from probe.store.result_file import having, ranged
 
-INSIDE, BEYOND = "inside M", "beyond M"
 HeadRow = HeadMeasured | Retrieval
 
 
@@ -194,7 +195,7 @@ class HTML(str):
 
 
 def token_losses(tokens: Sequence[str], losses: Mapping[str, Sequence[float]], trained_length: int) -> HTML:
-    """A text token by token under two methods, each token coloured by its loss.
+    """A text under two methods, each token coloured by its loss.
 
     Args:
         tokens: The text's tokens.
@@ -203,13 +204,19 @@ def token_losses(tokens: Sequence[str], losses: Mapping[str, Sequence[float]], t
         trained_length: M, tokens.
 
     Returns:
-        HTML, which a notebook displays; every text is escaped.
+        HTML for notebooks; every text is escaped.
+
+    Raises:
+        Refused: Their number is wrong.
 
     Examples:
         >>> shown = probe.token_losses(["<bos>", "A", "B"], {"origin": [2.0, 6.5], "rerope": [2.0, 1.5]}, 2)
         >>> "1 of 1 tokens beyond M lose 2 nats or more over their loss under rerope" in shown
         True
     """
+    for name, values in losses.items():
+        if len(values) != len(tokens) - 1:
+            raise Refused(f"{len(values)} losses under {name} of {len(tokens)} tokens; give one for each but the first")
     methods = {name: Captured(list(values), weight=[], key=[]) for name, values in losses.items()}
     return HTML(loss_view(Tokens(trained_length, next(iter(losses)), [], "", list(tokens), [], methods)))
 
@@ -409,7 +416,7 @@ def _previous(summary: Anatomy) -> Iterator[str]:
     """The heads that attend to the token before inside M, and whether they still do beyond it, by length beyond M."""
     reference = summary.reference
     for length in (length for length in summary.lengths if length > summary.trained_length):
-        inside = having(summary.heads, method=reference, length=length, span="inside M")
+        inside = having(summary.heads, method=reference, length=length, span=INSIDE)
         if not inside:
             continue
         ranked = sorted(inside, key=lambda row: -row.previous.mean)
@@ -422,7 +429,7 @@ def _previous(summary: Anatomy) -> Iterator[str]:
 
 
 def _beyond(summary: Anatomy, row: HeadMeasured) -> str:
-    beyond = having(summary.heads, layer=row.layer, head=row.head, length=row.length, span="beyond M")
+    beyond = having(summary.heads, layer=row.layer, head=row.head, length=row.length, span=BEYOND)
     scores = ", ".join(f"{other.previous.mean:z.2f} {other.method}" for other in beyond)
     return f"{row.name} {row.previous.mean:z.2f}{f' (beyond M {scores})' if scores else ''}"
 

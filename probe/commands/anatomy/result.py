@@ -7,6 +7,9 @@ from pydantic.dataclasses import dataclass
 
 from probe.store.result_file import Interval, OfHead, ResultFile, RunSummary, formerly
 
+SPANS = INSIDE, BEYOND = "inside M", "beyond M"
+"""Where queries stand."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredAttention:
@@ -18,7 +21,7 @@ class MeasuredAttention:
     n: int
     """Number of prompts."""
     span: str
-    """`inside M` or `beyond M`: where the queries stand."""
+    """Of `SPANS`: where the queries stand."""
     mass_first: Interval
     """Share on the first 4 keys."""
     mass_near: Interval

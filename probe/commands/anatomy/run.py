@@ -49,7 +49,6 @@ from probe.store.result_file import having
 # Weights are exact, computed from what the engine hands to the executor, for sampled queries only: memory grows with
 # the length, not with its square.
 
-SPANS = ("inside M", "beyond M")
 FIRST = 4
 """Keys (tokens) at the start of a prompt that are a part by themselves."""
 MASS_PARTS = ("first", "near", "window", "beyond")
@@ -74,9 +73,8 @@ def head_statistics(
     """What every head attends to in a prompt (token ids) under `method`.
 
     `mass` (layer, head, query, part): attention by true distance t - i in the disjoint `MASS_PARTS`; sums to 1.
-    `entropy`
-    (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0 and on the token before): (layer, head,
-    query). `by_span` averages over queries. near: N in tokens, M / 8 if None. queries: token positions;
+    `entropy` (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0 and on the token before):
+    (layer, head, query). `by_span` averages over queries. near: N in tokens, M / 8 if None. queries: token positions;
     `sampled_queries` if None. Raises Refused for an N out of range.
     """
     length, trained = len(ids), method.trained_length
@@ -164,7 +162,7 @@ def labelled(
     data: xr.Dataset, dims: Mapping[str, Sequence[str]], chosen: Sequence[int], trained_length: int
 ) -> xr.Dataset:
     """`recorded_attention` (layer, head, query, *dims) with the queries' positions and spans, and labels of dims."""
-    spans = [SPANS[token >= trained_length] for token in chosen]
+    spans = [result.SPANS[token >= trained_length] for token in chosen]
     labels = {"query": list(chosen), "span": ("query", spans)}
     return data.assign_coords({**labels, **{name: list(x) for name, x in dims.items()}})
 
@@ -174,7 +172,7 @@ def by_span(data: xr.Dataset) -> xr.Dataset:
 
     Intervals are to be taken over prompts: queries of one prompt are not independent.
     """
-    return data.groupby("span").mean("query").sel(span=[span for span in SPANS if span in data["span"]])
+    return data.groupby("span").mean("query").sel(span=[span for span in result.SPANS if span in data["span"]])
 
 
 def token_values(

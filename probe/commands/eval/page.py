@@ -423,7 +423,8 @@ def title(result: Evaluated) -> str:
 
 def sections(result: Evaluated) -> list[Section]:
     """Differences to the reference and charts by length first; all scores, and what they cost, folded."""
-    reference = reference_method(list(result.methods))
+    named = (cell.difference.reference for cell in result.cells if cell.difference)  # as in the tables
+    reference = next(named, reference_method(list(result.methods)))
     charts = evaluation_charts(result)
     scores, costs = ([cell for cell in result.cells if (cell.task in _COSTS) == is_cost] for is_cost in (False, True))
     drawn: dict[str, fig.Drawable] = {task: chart for task, chart in charts.items() if task not in _COSTS}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -29,6 +29,7 @@ from mesa.methods import Method
 from mesa.support import attending_layers
 from probe.capture.capture import capture_states
 from probe.capture.spec import HOOKS
+from probe.commands.locate import Way
 from probe.commands.locate.result import CLAMP, GRADIENTS
 from probe.eval_tasks.base import PromptSpec
 from probe.eval_tasks.score import token_losses
@@ -40,7 +41,6 @@ Head = tuple[int, int]
 """A layer, and a head in it."""
 Heads = Mapping[int, tuple[int, ...]]
 """Heads by layer, as methods take them."""
-WAYS = ("only", "without")
 JOURNALED = "weave"
 """What journals call a patch, as those of earlier versions do, so that they stay readable."""
 _SAME_LOSS = 0.01  # nats/token
@@ -189,7 +189,7 @@ def by_layer(heads: Iterable[Head]) -> dict[int, tuple[int, ...]]:
 
 def patches(layers: Sequence[int], heads: Sequence[Head], ways: Sequence[str]) -> Iterator[Patch]:
     """The method in every layer and (layer, head), in each of these ways."""
-    for way in (way for way in WAYS if way in ways):
+    for way in (way for way in get_args(Way) if way in ways):
         yield from (Patch(way, layer) for layer in layers)
         yield from (Patch(way, layer, head) for layer, head in heads)
 

@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 from probe.commands import Findings, RunFacts
 from probe.commands.probe.verdict import HeadSet
 from probe.files import JsonObject
+from probe.run_folder import changed_parameters
 from probe.store.result_file import Number, OfHead, ResultFile, RunSummary, formerly, having
 
 PATCH, GRADIENTS, CLAMP, SMALLEST = "patch", "gradients", "clamp", "smallest"
@@ -202,8 +203,7 @@ def _of_run(located: Located, facts: RunFacts) -> Located | None:
     configs, methods = facts.method_configs, located.methods
 
     def is_same(name: str) -> bool:
-        one, other = methods.get(name, {}), configs.get(name, {})
-        return all(one[key] == other[key] for key in one.keys() & other.keys())  # as far as both tell
+        return not changed_parameters(methods.get(name, {}), configs.get(name, {}))
 
     gaps = [gap for gap in located.loss_gaps if is_same(next(iter(methods))) and is_same(gap.method)]
     return replace(located, loss_gaps=gaps)

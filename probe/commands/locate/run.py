@@ -258,7 +258,7 @@ def plan(request: LocateRequest) -> LocatePlan:
     tokenizer = tokenizer_of(request.model, **request.source)
     word_ids(tokenizer, request.word)
     documents, text_source = documents_of(tokenizer, request.text)
-    lengths = sorted(request.lengths or (4 * trained,))
+    lengths = sorted({*(request.lengths or (4 * trained,))})
     if lengths[0] <= trained:
         raise Refused(f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing fails there")
     check_prompts(lengths[-1], request.samples)
@@ -288,7 +288,10 @@ def _compared(request: LocateRequest, config: Any, trained: int) -> dict[str, Me
         raise Refused(f"--methods {request.methods} names nothing to compare with Origin; try rerope,mesa")
     for name, method in methods.items():
         if method.layers is not None or method.heads is not None:
-            raise Refused(f"--set gives {name} its layers or heads, which are what is varied here; leave them out")
+            raise Refused(
+                f"--set, or the run in --out, gives {name} its layers or heads, which are varied here; leave them out, "
+                f"or {name}"
+            )
     return methods
 
 

@@ -31,7 +31,7 @@ class FarKeys:
     """What some queries of a prompt see beyond M.
 
     sums: (power, query), the sum over their keys at distances d >= M of (d - M + 1)^p, for each of `POWERS`.
-    scales: (query,), the factor on the query.
+    scales: (query,), the factor on the query's scores.
     """
 
     sums: np.ndarray

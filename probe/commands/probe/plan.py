@@ -143,6 +143,8 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
     check_prompts(length, 1 + request.texts, "--length")
     if longest and request.texts == ProbeRequest.texts:
         request = replace(request, texts=0)
+    if request.lengths is not None:
+        request = replace(request, lengths=tuple(sorted({*request.lengths})))
     if longest:
         lengths = position_lengths(trained_length, longest)
     elif request.lengths is not None:

@@ -632,7 +632,7 @@ def _heads(method: str, heads: HeadSet) -> str:
     """What a method recovers in its smallest set of heads alone."""
     count = f"{len(heads.heads)} head{'s' * (len(heads.heads) > 1)}"
     names = f" ({listed([head_name(*head) for head in heads.heads])})" if len(heads.heads) <= MAX_NAMED else ""
-    lost = "excess loss" if heads.measure == "nll" else f"{heads.measure} accuracy lost"
+    lost = "excess loss" if heads.measure == "nll" else f"excess loss of the {heads.measure}'s answer"
     share = percent(heads.share, heads.low, heads.high)
     rest = "" if math.isnan(heads.rest[0]) else f" In all other heads it recovers {percent(*heads.rest)}."
     return (

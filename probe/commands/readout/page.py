@@ -1,15 +1,17 @@
 """What the pages of `mesa-lens readout` show: an answer, maps of probes, charts by layer, tables, exports."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from scipy.special import stdtrit
 
 from mesa.errors import Refused
 from probe.commands import Findings, RunFacts
-from probe.commands.readout.result import PASSKEY_DIGIT, READOUT, TABLES, ProbeRead, Readout
+from probe.commands.readout.result import PASSKEY_DIGIT, READOUT, TABLES, DistanceRead, ProbeRead, Readout
 from probe.figures import figure_data as fig
 from probe.figures.export import Export, InNotebook, Labels, as_row, chosen_labels, chosen_rows, labels_text, safe_name
 from probe.figures.section import Section, Table, as_text, figures_of, provenance, report_link, write_page
@@ -117,19 +119,28 @@ def _lens_sentences(summary: Readout) -> Iterator[str]:
 
 
 def _distance_sentences(summary: Readout) -> Iterator[str]:
-    """By method at the longest length, the layer whose states moved most, in or out; not of an untrained model."""
-    longest = summary.lengths[-1]
+    """By method at the longest length, the layer whose states clearly moved most; not of an untrained model."""
+    longest, tests = summary.lengths[-1], len(summary.layers) * len(summary.lengths) * len(summary.methods)
     for method in summary.methods if summary.is_trained else ():
         if rows := having(summary.distances, method=method, length=longest):
-            row = max(rows, key=lambda row: abs(np.log(row.ratio.mean)))
-            how = "neither collapse nor grow clearly, at most" if row.direction == "level" else row.direction
-            how = {"collapse": "collapse most", "growth": "grow most"}.get(how, how)
+            clear = [row for row in rows if _is_clear(row, tests)]
+            row = max(clear or rows, key=lambda row: abs(np.log(row.ratio.mean)))
+            how = {"collapse": "collapse most", "growth": "grow most"}[row.direction] if clear else _LEVEL
             ratio = f"{ranged(*row.ratio)} of their squared distance from the in-window centre"
             yield f"States, {method} at {longest} tokens: {how} in layer {row.layer}, to {ratio}."
 
 
+_LEVEL = "neither collapse nor grow clearly, at most"
+
+
+def _is_clear(row: DistanceRead, tests: int) -> bool:
+    """Whether the ratio is not 1 beyond chance, in one of `tests` tests (Bonferroni; Student's t)."""
+    wider = stdtrit(row.n - 1, 1 - 0.025 / tests) / stdtrit(row.n - 1, 0.975)
+    return bool(abs(np.log(row.ratio.mean)) > wider * np.log(row.ratio.high / row.ratio.mean))
+
+
 def _limits(summary: Readout) -> Iterator[str]:
-    if not summary.is_trained:
+    if not summary.is_trained and np.isfinite(summary.loss.mean):
         yield (
             f"The model's own loss at M, {ranged(*summary.loss)}, is not clearly below that of token frequencies, "
             f"{summary.frequencies:z.2f} nats/token: nothing is claimed of what it knew."
@@ -347,11 +358,23 @@ def readout_export(
     """Figures and tables; default: all. Raises Refused for a method or length that is not there."""
     known = {"method": list(summary.methods), "length": summary.lengths}
     chosen = chosen_labels({"method": methods, "length": lengths}, known, known, "measured")
-    parts = [place(summary, probe, chosen["method"]) for probe in summary.probed]
-    figures = figures_of([*parts, *lens_section(summary)])
+    part = _part(summary, *chosen.values())
+    figures = figures_of([*(place(part, probe, chosen["method"]) for probe in part.probed), *lens_section(part)])
     if not figures:
         raise Refused(f"nothing is there for {labels_text(chosen)}; run `mesa-lens readout`")
     return Export(figures, readout_tables(summary, chosen))
+
+
+def _part(summary: Readout, methods: Sequence[Any], lengths: Sequence[Any]) -> Readout:
+    """The rows of these methods and lengths, and those at M, by which they are read."""
+    trained = summary.trained_length
+    kept = [length for length in summary.lengths if length in (trained, *lengths)]
+    rows = {
+        name: [row for row in getattr(summary, name) if row.method in methods and row.length in kept] for name in TABLES
+    }
+    if summary.reference not in methods:  # tells which layer is shown
+        rows["probes"] += having(summary.probes, method=summary.reference, length=trained)
+    return replace(summary, lengths=kept, **rows)
 
 
 def readout_tables(summary: Readout, chosen: Labels) -> dict[str, xr.Dataset]:

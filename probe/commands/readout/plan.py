@@ -416,7 +416,9 @@ def _half(
     if own is None:
         used, places = window_places(parts, longest, count, tokens)
         offsets = np.cumsum([0, *map(len, parts)]) if len(used) == len(parts) else [0]
-        return Half(documents, pieces, [int(offsets[part]) + start + longest for part, start in places])
+        half = Half(documents, pieces, [int(offsets[part]) + start + longest for part, start in places])
+        first = np.unique(half.last(documents, max(tokens, _COPIED)), axis=0, return_index=True)[1]
+        return replace(half, ends=[half.ends[at] for at in sorted(first)])  # copies would count as several texts
     half = Half(documents, pieces, [])
     labelled = np.flatnonzero(half.of_tokens(own) != "")
     size, ends = sum(map(len, parts)), list[int]()
@@ -836,10 +838,10 @@ def control_labels(labels: Any, types: Any, seed: int = 0) -> np.ndarray:
 class Bootstrap:
     """Resamples of held-out texts, the same for all scores of these texts, so that differences are paired."""
 
-    def __init__(self, texts: int, seed: int = 0, resamples: int = RESAMPLES) -> None:
+    def __init__(self, texts: int, seed: int = 0) -> None:
         rng = np.random.default_rng([seed, texts])
         self.texts = texts
-        self.weights = rng.multinomial(texts, np.full(texts, 1 / texts), resamples).astype(float)
+        self.weights = rng.multinomial(texts, np.full(texts, 1 / texts), RESAMPLES).astype(float)
 
     def interval(self, scores: TextScores, minus: TextScores | None = None) -> Interval:
         """The score, or its difference to another on the same texts, with its 95% interval.

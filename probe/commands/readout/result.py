@@ -161,7 +161,8 @@ class Readout(RunSummary):
     def leaves(self, method: str, length: int) -> int | None:
         """The first layer from which on, up to the last, the lens' loss is above that at M; None: the last is not."""
         first = None
-        for row in sorted((row for row in self.lens if (row.method, row.length) == (method, length)), key=_layer):
+        rows = [row for row in self.lens if (row.method, row.length) == (method, length)]
+        for row in sorted(rows, key=lambda row: row.layer):
             first = (row.layer if first is None else first) if row.is_above else None
         return first
 
@@ -169,10 +170,6 @@ class Readout(RunSummary):
         """The layer where the probe reads most above its control at M, under the reference; None: in none it reads."""
         rows = [row for row in self.probes if (row.probe, row.method) == (probe, self.reference) and row.is_read]
         return max(rows, key=lambda row: row.selectivity.mean).layer if rows else None
-
-
-def _layer(row: LensRead) -> int:
-    return row.layer
 
 
 PASSKEY_DIGIT = "passkey-digit"

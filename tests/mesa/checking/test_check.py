@@ -267,6 +267,9 @@ def test_misuse_is_refused(tokenizer):
         checked(tiny.model().train(), tokenizer)
     with pytest.raises(ValueError, match="pretended=7 is not within 24 to 4096"):
         mesa.check(tiny.model(), tokenizer, pretended=7)
+    for wrong, says in ((0, "is below 2"), (1, "is below 2"), (2.5, "is not an integer")):
+        with pytest.raises(ValueError, match=f"trained_length={wrong} {says}"):
+            mesa.check(tiny.model(), tokenizer, trained_length=wrong)
     model = tiny.model()
     with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match="already attached to this model"):
         checked(model, tokenizer)

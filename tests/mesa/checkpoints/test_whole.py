@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from mesa.errors import Refused
 from mesa.fingerprints import identity
-from mesa.models import config_of, load
+from mesa.models import chosen_dtype, config_of, load
 from mesa_lens.cli import main
 
 QUERY = "model.layers.1.self_attn.q_proj.weight"
@@ -123,6 +124,15 @@ def test_large_finite_weights_are_taken_and_what_older_checkpoints_hold_beside(m
         weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
 
     assert load(changed(model, tmp_path / "model", change)).model.dtype == torch.float32
+
+
+@pytest.mark.parametrize("place", ["device", "device_map"])
+def test_weights_on_a_cpu_are_float32_however_it_is_named(model, tmp_path, place):
+    load(model).model.bfloat16().save_pretrained(tmp_path)
+    for file in Path(model).glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    assert chosen_dtype(config_of(str(tmp_path)), {place: "cpu"}) == "float32"
+    assert load(tmp_path, **{place: "cpu"}).model.dtype == torch.float32
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -54,21 +54,19 @@ def test_every_task_has_a_score_of_each_metric_on_the_shipped_model(shipped, tas
     assert all(score.sample == 0 and np.isfinite(score.value) for score in result)
 
 
-@pytest.mark.parametrize("method", ["origin", "mesa"])
-def test_tail_nll_is_a_hand_written_cross_entropy(loaded, setting, method):
+def test_tail_nll_is_a_hand_written_cross_entropy(loaded, setting):
     longest = max(setting.lengths)
     window = text_windows(setting.documents, longest, 3)[0]
     for length in setting.lengths:
-        with mesa.applied(loaded.model, mesa.make(method, M)):
+        with mesa.applied(loaded.model, mesa.make("origin", M)):
             result = scores(loaded, "nll", length, setting)
         assert [(score.length, score.sample, score.metric) for score in result] == [
             (length, n, "nll") for n in range(3)
         ]
         assert all(score.seconds > 0 for score in result)
-    if method == "origin":
-        ids = np.concatenate([[0], window[1:]])
-        expected = np.mean([slow_nll(loaded, ids, position) for position in range(longest - M // 4, longest)])
-        assert result[0].value == pytest.approx(expected, abs=1e-5)
+    ids = np.concatenate([[0], window[1:]])
+    expected = np.mean([slow_nll(loaded, ids, position) for position in range(longest - M // 4, longest)])
+    assert result[0].value == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_forward_that_computes_all_logits_whatever_it_gets_is_scored_as_well(loaded, monkeypatch):

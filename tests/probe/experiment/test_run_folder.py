@@ -1,7 +1,11 @@
 """A folder is a run's by what only a run writes; another's files are refused by name, before any work."""
 
+import json
+
 import pytest
 
+from mesa import make
+from mesa.settings import make_methods
 from probe.experiment.journal import Journal
 from probe.options import Tokens, read_as
 from probe.run_folder import RunFolder, differing
@@ -68,3 +72,21 @@ def test_a_seed_is_compared_where_both_have_one():
     there = {"model": "m", "trained_length": 64}
     assert differing(there | {"seed": 3}, there) == differing(there, there | {"seed": 3}) == ""
     assert differing(there | {"seed": 3}, there | {"seed": 0}) == "another seed (3 there, 0 now)"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [("mesa", "middle", "woven"), ("rerope", "heads", "0:1;1:0,2"), ("rerope", "layers", (0, 1))],
+)
+def test_parameters_that_a_config_leaves_out_are_taken_and_compared(name, parameter, value, tmp_path):
+    changed, default = make(name, trained_length=64, **{parameter: value}), make(name, trained_length=64)
+    settings = {"model": "m", "trained_length": 64}
+    for number, (there, other) in enumerate([(changed, default), (default, changed)]):
+        folder, configs = RunFolder(tmp_path / str(number)), json.dumps({name: there.describe()})
+        Journal(folder.path / "locate" / "journal.jsonl", {**settings, "method_configs": configs}).add(
+            ("nll", name, 64), {}
+        )
+        assert make_methods(name, 64, folder.taken({}, (), name)["set"]) == {name: there}
+        folder.check(settings, {name: there}, lambda settings: "float32")
+        with pytest.raises(FileExistsError, match=rf"holds {name} of another {parameter} \("):
+            folder.check(settings, {name: other}, lambda settings: "float32")

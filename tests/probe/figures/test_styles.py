@@ -26,7 +26,6 @@ def test_no_two_methods_share_a_look(monkeypatch):
         for name, title in named.items():
             first = seen.setdefault(style(name)[of], title)
             assert first == title, f"`look` of the class {title} in mesa/methods/ has the {part} of {first}"
-    assert style("not installed") == style("not installed")
 
 
 @pytest.mark.parametrize("method", [*METHODS, *(f"theirs-{number}" for number in range(12))])

@@ -92,7 +92,7 @@ def test_every_tokens_loss_and_strongest_keys_are_the_models(name):
 def test_spans_are_means_over_their_queries():
     data = heads.head_statistics(tiny.model(), IDS, ORIGIN, queries=[4, 7, 8, 12, 15])
     means = heads.by_span(data)
-    assert means["span"].values.tolist() == list(heads.SPANS)
+    assert means["span"].values.tolist() == list(heads.result.SPANS)
     assert means["mass"].sizes == {"span": 2, "layer": 3, "head": 4, "part": 4}
     expected = data["entropy"].sel(query=[8, 12, 15]).mean("query")
     np.testing.assert_allclose(means["entropy"].sel(span="beyond M"), expected)

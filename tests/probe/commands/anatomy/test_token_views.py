@@ -3,7 +3,8 @@
 import pytest
 from anatomized import typed_tokens as tokens
 
-from probe.commands.anatomy.page import SHOWN, attention_view, loss_view
+from mesa.errors import Refused
+from probe.commands.anatomy.page import SHOWN, attention_view, loss_view, token_losses
 
 
 def test_the_tokens_that_break_are_marked_and_counted():
@@ -27,3 +28,8 @@ def test_texts_are_escaped_and_long_ones_cut(view):
     assert html.count("</script>") == (view is attention_view)
     assert html.count("onload") == 2 * SHOWN
     assert "… positions " in html
+
+
+def test_losses_that_are_not_one_a_token_are_refused():
+    with pytest.raises(Refused, match="3 losses under rerope of 3 tokens; give one for each but the first"):
+        token_losses(["<bos>", "A", "B"], {"origin": [2.0, 6.5], "rerope": [0.0, 2.0, 1.5]}, 2)

@@ -49,6 +49,21 @@ def test_lengths_are_read(text, lengths):
     assert parse_lengths(text) == lengths
 
 
+def test_lengths_that_are_passed_twice_are_one_in_order(eval_request):
+    twice = replace(eval_request, tasks=("nll-position",), lengths=(200, 96, 200))
+    assert plan_evaluation(twice).setting.lengths == (96, 200)
+
+
+def test_an_estimate_counts_the_runs_that_the_text_holds(eval_request):
+    planned = plan_evaluation(
+        replace(eval_request, tasks=("nll",), methods="origin", samples=10_000, lengths=(96, 200))
+    )
+    tasks = {task.length: task for task in Evaluation(planned).tasks({})}
+    held = len(TASKS["nll"].prepare(tokenizer_of(eval_request.model), 96, planned.setting, 10_000))
+    assert held < 10_000
+    assert {length: task.weight for length, task in tasks.items()} == {96: 96 * held, 200: 200 * held}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

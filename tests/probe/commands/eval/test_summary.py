@@ -1,15 +1,17 @@
 """Means, intervals, tables and curves of an evaluation."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from results import COMMON
+from results import COMMON, evaluation
 from scipy.stats import multinomial
 
 from probe.commands.eval.page import (
     Cell,
     Evaluated,
+    PairedDifference,
     Sample,
     evaluation_charts,
     score_tables,
@@ -179,3 +181,10 @@ def test_terms_are_explained_once_a_text_and_escaped():
     assert "<code><abbr" in html
     assert "Lower is better" in help_of("NLL at 2048")
     assert help_of("seed") is None
+
+
+def test_the_page_names_the_reference_of_its_tables():
+    result = evaluation()
+    cells = [replace(cell, difference=PairedDifference("rerope", 0.5, 0.25, 0.75, 20)) for cell in result.cells]
+    said = [sections(replace(result, cells=rows))[0].sentences[0] for rows in (result.cells, cells)]
+    assert ["origin is the unmodified" in text for text in said] == [True, False]

@@ -115,7 +115,7 @@ def weightless(tmp_path_factory):
     [
         ({"lengths": (160,)}, "--lengths 160 is not beyond the trained length 160"),
         ({"methods": "origin"}, "names nothing to compare with Origin"),
-        ({"method_settings": ("rerope.layers=(0,)",)}, "--set gives rerope its layers or heads"),
+        ({"method_settings": ("rerope.layers=(0,)",)}, "gives rerope its layers or heads, which are varied here"),
         ({"layers": "0-3"}, "layer 0-3 is out of range"),
         ({"heads": "L0H1,L9H0"}, "--heads L9H0 is not there: the model has 3 layers of 4 heads"),
         ({"kinds": ("smallest",), "samples": 1}, "--samples 1: the smallest set"),

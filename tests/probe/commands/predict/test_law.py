@@ -49,6 +49,11 @@ def test_far_keys_are_summed_as_written(method):
         np.testing.assert_allclose(far.sums[number], expected, rtol=1e-9)
 
 
+def test_a_factor_on_keys_scales_the_scores_as_one_on_queries_does():
+    plan, factor = mesa.DCA(trained_length=M, mscale=True).plan(160), 0.05 * np.log(160 / M) + 1
+    np.testing.assert_allclose(far_keys(plan, [80, 159], M).scales, factor**2)
+
+
 @pytest.mark.parametrize("power", [0.0, 0.6, 2.0, 12.0])
 def test_origin_is_given_its_curve(power):
     curve = excess_curve(np.linspace(-1, 3, LONGEST), M)

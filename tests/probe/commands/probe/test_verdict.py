@@ -11,6 +11,7 @@ from synthetic import evaluation, hidden_states, write_run
 
 from probe.commands.predict.result import FailureEstimate, MethodPrediction, Misfit, Prediction
 from probe.commands.probe.report import full_summary
+from probe.commands.probe.verdict import HeadSet, _heads
 from probe.request import ModelOptions
 from probe.store.reader import open_run
 from probe.store.result_file import as_json
@@ -301,6 +302,11 @@ def test_the_smallest_set_is_the_clearest_loss(planted):
         " rerope in 3 heads alone (L2H3, L2H5 and L2H0) recovers 92% [80, 102] of the excess loss at 512 tokens (n = "
         "6)."
     )  # of 12 items the half that the set was not chosen on
+
+
+def test_heads_chosen_by_an_answer_recover_its_loss():
+    heads = HeadSet([(0, 1)], True, True, 0.9, 0.8, 1.0, 0.1, length=512, measure="passkey", items=6)
+    assert "recovers 90% [80, 100] of the excess loss of the passkey's answer at" in _heads("rerope", heads)
 
 
 def test_heads_of_a_method_with_other_parameters_are_not_shown(planted):

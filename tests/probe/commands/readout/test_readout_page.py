@@ -9,7 +9,7 @@ from synthetic import evaluation, hidden_states, write_run
 from mesa.errors import Refused
 from probe.commands.probe.report import write_report
 from probe.commands.readout import page
-from probe.commands.readout.result import READOUT
+from probe.commands.readout.result import READOUT, DistanceRead, Interval
 from probe.figures.section import figures_of
 from probe.run import open_run
 
@@ -43,6 +43,25 @@ def test_nothing_is_claimed_of_a_model_that_is_not_trained():
     first, *_, last = page.answers(readings.summary(trained=False))
     assert first == "previous-1: nothing is claimed; the model's own loss at M is not below that of token frequencies."
     assert last.endswith("nothing is claimed of what it knew.")
+    unread = replace(readings.summary(trained=False), loss=readings.NONE, tasks_left=3)
+    *said, last = page.answers(unread)
+    assert last == "3 passes and probes are left to run."
+    assert not any("unknown" in text for text in said)
+
+
+def test_states_move_most_in_the_clear_layer_that_moved_most():
+    def row(layer, ratio, direction):
+        return DistanceRead(
+            method="origin", length=readings.LONGEST, layer=layer, n=8, distance=ratio.mean, inside=1.0, ratio=ratio,
+            direction=direction,
+        )  # fmt: skip
+
+    def said(*rows):
+        return page.answers(replace(readings.summary(), distances=rows))[-1]
+
+    level = row(2, Interval(0.5, 0.2, 1.25), "level")
+    assert "collapse most in layer 5" in said(level, row(5, Interval(0.8, 0.75, 0.853), "collapse"))
+    assert "clearly, at most in layer 2" in said(level, row(5, Interval(0.8, 0.65, 0.985), "collapse"))
 
 
 def test_every_figure_is_exported_and_names_are_escaped(tmp_path):
@@ -56,6 +75,10 @@ def test_every_figure_is_exported_and_names_are_escaped(tmp_path):
     assert page.probe_map(summary, "previous-1", "origin").cells[0][2].values.tolist() == [[0.8, 0.7], [0.9, 0.7]]
     with pytest.raises(Refused, match="method 'mesa' was not measured; known: origin, rerope"):
         page.readout_export(summary, methods=["mesa"])
+    part = page.readout_export(summary, methods=["rerope"], lengths=[readings.M]).figures
+    assert [*part] == ["readout-previous-1-rerope", "readout-lens"]
+    (panel,) = part["readout-lens"].panels
+    assert (panel.title, len(panel.lines)) == ("rerope", 1)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -414,6 +414,19 @@ def test_copies_of_a_passage_in_both_halves_are_refused(folder, tmp_path, capsys
     assert "texts to train on and to test on overlap" in capsys.readouterr().err
 
 
+def test_copies_of_a_text_in_one_half_are_one_text(folder, tmp_path):
+    longer, text = (folder / "text-0.txt").read_text() * 3, (folder / "text-1.txt").read_text()
+    (file := tmp_path / "texts.jsonl").write_text(
+        "\n".join(json.dumps({"text": each}) for each in (longer, text, text))
+    )
+    request = ReadoutRequest(
+        model=str(folder), properties=("position",), text=str(file), lengths=(LENGTH,), samples=20, tokens=TOKENS
+    )
+    planned = plan(request)
+    tested = planned.windows[planned.training :]
+    assert len({window.tobytes() for window in tested}) == len(tested) < planned.training == 10
+
+
 def test_strings_are_open_between_their_quotes():
     def marks(text):
         return "".join(".#"[bool(each)] for each in open_strings(list(text)))
