@@ -22,7 +22,6 @@ from mesa.support import trained_length as stated_length
 from probe.eval_tasks.retrieval import first_ids
 from probe.eval_tasks.score import heldout_ids, text_windows
 from probe.eval_tasks.tasks import tail_prompts
-from probe.statistics import tally
 from probe.thresholds.state_distance import StateReference, text_distances
 
 
@@ -31,9 +30,9 @@ class StateWatch(StoppingCriteria):
     """What `watch` gives: the distance of each window of M/4 states in a layer, over the mean one within M.
 
     All is of the latest prompt. distances: by row of the batch, (position after the window, ratio). detections: (row,
-    position, ratio) of those that are below `limit` or above 1 / `limit`. false_detection_rate: their share among the
-    `windows` within M that it was fitted on, each by those of other prompts. As a stopping criterion it ends a row at
-    its first detection.
+    position, ratio) of those that are below `limit` or above 1 / `limit`. false_detection_rate: the chance that a
+    further window within M is, (k + 1) / (n + 1) where k of the n fitted on are, each by those of other prompts. As a
+    stopping criterion it ends a row at its first detection.
     """
 
     reference: StateReference
@@ -41,7 +40,6 @@ class StateWatch(StoppingCriteria):
     window: int
     limit: float
     false_detection_rate: float
-    windows: int
     distances: list[list[tuple[int, float]]] = field(default_factory=list)
     detections: list[tuple[int, int, float]] = field(default_factory=list)
     _kept: list[np.ndarray] = field(default_factory=list)
@@ -122,10 +120,9 @@ class StateWatch(StoppingCriteria):
             if self.limit <= ratio <= 1 / self.limit:
                 continue
             if row not in self._warned:
-                within = f"crossed by {tally(self.false_detection_rate * self.windows, self.windows)} within M"
                 warnings.warn(
                     f"states of row {row} are at {ratio:z.2f} of their in-window distance after {self._read} "
-                    f"tokens (limit {self.limit:g}; {within})",
+                    f"tokens (limit {self.limit:.2g}, which {self.false_detection_rate:z.1%} within M cross by chance)",
                     stacklevel=3,
                 )
                 self._warned.add(row)
@@ -154,8 +151,8 @@ def watch(
     loaded: Loaded,
     texts: Sequence[str] | None = None,
     *,
-    layer: int = 0,
-    limit: float = 0.6,
+    layer: int | None = None,
+    limit: float | None = None,
     trained_length: int | None = None,
     samples: int = 24,
 ) -> Iterator[StateWatch]:
@@ -168,9 +165,9 @@ def watch(
     Args:
         loaded: What `mesa.load` returns, without a method; attach one inside.
         texts: In-window texts. Default: the shipped held-out ones.
-        layer: Whose output is watched; default 0.
-        limit: The ratio to the mean in-window distance below which, and over which inverted, it warns; default 0.6,
-            where the shipped model has lost about 0.35 nats/token.
+        layer: Whose output is watched; default the last.
+        limit: The ratio to the mean in-window distance below which, and over which inverted, it warns; default that
+            of the window within M that lies farthest.
         trained_length: M, tokens. Default: what the config states.
         samples: Prompts that the distribution is fitted on; default 24.
 
@@ -188,18 +185,19 @@ def watch(
         >>> with warnings.catch_warnings(), probe.watch(loaded) as watching:
         ...     warnings.simplefilter("ignore")
         ...     output = loaded.model.generate(**prompt, max_new_tokens=100, stopping_criteria=[watching])
-        >>> watching.false_detection_rate, watching.detections[0][1] > loaded.model.config.max_position_embeddings
-        (0.0, True)
+        >>> watching.false_detection_rate < 0.02, watching.detections[0][1] > 256
+        (True, True)
     """
     model, M = loaded.model, trained_length or stated_length(loaded.model.config)
     layers, window = layers_of(model), M // 4
+    layer = len(layers) - 1 if layer is None else layer
     if not 0 <= layer < len(layers):
         raise Refused(f"layer {layer} is not there; this model has layers 0-{len(layers) - 1}")
     if M < 16:
         raise Refused(f"trained_length={M} is below 16; windows of M/4 states are too short to compare")
     if samples < 2:
         raise Refused(f"samples={samples} is below 2; each prompt's states are compared with those of others")
-    if not 0 < limit < 1:
+    if limit is not None and not 0 < limit < 1:
         raise Refused(f"limit={limit} is not between 0 and 1: the ratio to the in-window distance that warns")
     prompts = tail_prompts(
         text_windows(heldout_ids(loaded.tokenizer, texts), M, samples, window), first_ids(loaded.tokenizer), M
@@ -216,9 +214,10 @@ def watch(
     inside = np.stack(kept)
     distances = text_distances(inside, [inside])[0]
     by_window = distances[:, -(distances.shape[1] // window * window) :].reshape(-1, window).mean(1)
-    ratios = by_window / (mean := float(by_window.mean()))
-    false = float(((ratios < limit) | (ratios > 1 / limit)).mean())
-    watching = StateWatch(StateReference.fit(inside), mean, window, limit, false, len(ratios))
+    moved = np.abs(np.log(by_window / (mean := float(by_window.mean()))))
+    limit = float(np.exp(-moved.max())) if limit is None else limit
+    false = (1 + int((moved > -np.log(limit)).sum())) / (1 + len(moved))
+    watching = StateWatch(StateReference.fit(inside), mean, window, limit, false)
     inner = [part for part in model.modules() if isinstance(part, GenerationMixin)]  # PEFT's stands around
     generates: Any = inner[0] if inner else model
     processors = generates._get_logits_processor
