@@ -113,18 +113,25 @@ def mask_function(name: str) -> Any:
     return _interfaces()[1]._global_mapping.get(name)
 
 
+def _configs(config: Any) -> Iterator[Any]:
+    """A config and its parts, each before its own."""
+    yield config
+    for key in config.sub_configs:
+        if (part := getattr(config, key, None)) is not None:
+            yield from _configs(part)
+
+
 @contextmanager
 def attention_called(model: Any, name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> Iterator[None]:
     """The model calls these, which are known by `name`, for as long as this lasts."""
-    config, interfaces = model.config, _interfaces()
-    parts = {key: getattr(config, key, None) for key in config.sub_configs}
-    before = {key: getattr(part, "_attn_implementation", None) for key, part in {"": config, **parts}.items()}
+    before, interfaces = [(part, part._attn_implementation) for part in _configs(model.config)], _interfaces()
     for interface, function in zip(interfaces, (attention, mask), strict=True):
         interface.register(name, function)
     try:
-        config._attn_implementation = name  # also in its parts
+        model.config._attn_implementation = name  # also in its parts
         yield
     finally:
-        config._attn_implementation = before
+        for part, value in before:
+            part._attn_implementation = value
         for interface in interfaces:
             interface._global_mapping.pop(name)

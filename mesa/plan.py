@@ -239,7 +239,7 @@ def restarts(plan: Plan) -> dict[int, int]:
 
 
 def query_scales(plan: Plan) -> np.ndarray:
-    """The largest factor on each query's scores, its own times its keys', (length,); 1 where no region sees it.
+    """The largest factor on each query's scores, its own times its region's keys', (length,); 1 where none sees it.
 
     >>> from mesa import make
     >>> query_scales(make("rerope", 4).plan(10)).round(2)

@@ -53,10 +53,11 @@ def check_method(config: Any, method: Method) -> None:
     rope = next((part for part in stated if part.get("rope_type") == "dynamic"), {})
     parts = "layers" if method.layers is not None else "heads" if method.heads is not None else ""
     if parts and not method.uses_model_rope and rope:  # the base follows the length
+        flat = f"rope_parameters={{'rope_type': 'default', 'rope_theta': {rope.get('rope_theta')}}}"
         raise Refused(
             f"{method.name}: {parts} cannot be chosen on this {config.model_type} model: the others would attend as "
             "trained, but its rotary base grows with the prompt (rope_type 'dynamic'); leave them out, or load the "
-            f"model with rope_parameters={{'rope_type': 'default', 'rope_theta': {rope.get('rope_theta')}}}"
+            f"model with {flat if rope is stated[0] else 'rope_type default for each kind of layers'}"
         )
     chosen = dict(method.heads or ())
     deepest = max(chosen or method.layers or (0,))

@@ -107,7 +107,7 @@ def _checked(path: Path | None) -> Path | None:
     """The report's file; Refused where it cannot be written."""
     if path is None:
         return None
-    if not path.name:
+    if path.name in ("", ".."):
         raise Refused(f"--html {path} is a folder; name a file in it")
     path = path if path.suffix == ".html" else path.with_name(path.name + ".html")
     if not path.parent.is_dir():

@@ -62,7 +62,8 @@ def curves_chart(
         )
     drawn = evaluation["method"].values.tolist()
     failing = fig.grouped((failure.method, str(failure)) for failure in measured.failures if failure.method in drawn)
-    panels[0] = replace(panels[0], seen=f"{panels[0].seen} Measured failure, in tokens: {failing}")
+    if failing:
+        panels[0] = replace(panels[0], seen=f"{panels[0].seen} Measured failure, in tokens: {failing}")
     return fig.Chart(f"Measured by prompt length; {MEAN}", tuple(panels))
 
 

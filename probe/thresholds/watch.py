@@ -30,9 +30,9 @@ class StateWatch(StoppingCriteria):
     """What `watch` gives: the distance of each window of M/4 states in a layer, over the mean one within M.
 
     All is of the latest prompt. distances: by row of the batch, (position after the window, ratio). detections: (row,
-    position, ratio) of those that are below `limit` or above 1 / `limit`. false_detection_rate: the chance that a
-    further window within M is, (k + 1) / (n + 1) where k of the n fitted on are, each by those of other prompts. As a
-    stopping criterion it ends a row at its first detection.
+    position, ratio) of those that are below `limit` or above 1 / `limit`. false_detection_rate: of prompts
+    within M that are like those fitted on, at most: (k + 1) / (n + 1) where k of these n have one by the states of the
+    others. As a stopping criterion it ends a row at its first detection.
     """
 
     reference: StateReference
@@ -120,9 +120,10 @@ class StateWatch(StoppingCriteria):
             if self.limit <= ratio <= 1 / self.limit:
                 continue
             if row not in self._warned:
+                share = f"{self.false_detection_rate:z.0%} of prompts within M cross it"
                 warnings.warn(
                     f"states of row {row} are at {ratio:z.2f} of their in-window distance after {self._read} "
-                    f"tokens (limit {self.limit:.2g}, which {self.false_detection_rate:z.1%} within M cross by chance)",
+                    f"tokens (limit {self.limit:.2g}; up to {share})",
                     stacklevel=3,
                 )
                 self._warned.add(row)
@@ -185,8 +186,8 @@ def watch(
         >>> with warnings.catch_warnings(), probe.watch(loaded) as watching:
         ...     warnings.simplefilter("ignore")
         ...     output = loaded.model.generate(**prompt, max_new_tokens=100, stopping_criteria=[watching])
-        >>> watching.false_detection_rate < 0.02, watching.detections[0][1] > 256
-        (True, True)
+        >>> watching.false_detection_rate, watching.detections[0][1] > 256
+        (0.04, True)
     """
     model, M = loaded.model, trained_length or stated_length(loaded.model.config)
     layers, window = layers_of(model), M // 4
@@ -213,11 +214,11 @@ def watch(
             decoder_of(model)(input_ids=torch.tensor(ids[None], device=model.device), use_cache=False)
     inside = np.stack(kept)
     distances = text_distances(inside, [inside])[0]
-    by_window = distances[:, -(distances.shape[1] // window * window) :].reshape(-1, window).mean(1)
-    moved = np.abs(np.log(by_window / (mean := float(by_window.mean()))))
-    limit = float(np.exp(-moved.max())) if limit is None else limit
-    false = (1 + int((moved > -np.log(limit)).sum())) / (1 + len(moved))
-    watching = StateWatch(StateReference.fit(inside), mean, window, limit, false)
+    by_window = distances[:, -(distances.shape[1] // window * window) :].reshape(len(distances), -1, window).mean(2)
+    moved = np.abs(np.log(by_window / (mean := float(by_window.mean())))).max(1)
+    farthest = moved.max() if limit is None else -np.log(limit)
+    false = float(1 + (moved > farthest).sum()) / (1 + len(moved))
+    watching = StateWatch(StateReference.fit(inside), mean, window, float(np.exp(-farthest)), false)
     inner = [part for part in model.modules() if isinstance(part, GenerationMixin)]  # PEFT's stands around
     generates: Any = inner[0] if inner else model
     processors = generates._get_logits_processor

@@ -1,4 +1,4 @@
-"""How often `probe.watch`'s rule warns, by length: rule.md, computed from the stored distances of Origin.
+"""How often the rule of `probe.watch`'s defaults warns, by length: rule.md, from the stored distances of Origin.
 
 python research/collapse/watched.py                  # results/watch.csv, in a second
 """

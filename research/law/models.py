@@ -1,7 +1,7 @@
 """Trains small models that differ in one thing each, for the sparse design; the same command continues.
 
     python research/law/models.py              # runs/law-models/NAME; weights are not in the repository
-    python research/law/models.py --float32    # 5 minutes a model on two cores without bfloat16, 60 otherwise
+    python research/law/models.py --float32    # 5 minutes a model, not 60, on cores without bfloat16
 
 Half the shipped model's width, three of its four layers, a tenth of its tokens, text alone.
 """

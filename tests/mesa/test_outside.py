@@ -12,7 +12,7 @@ import pytest
 import tiny
 import torch
 from packaging.version import Version
-from transformers import DynamicCache, LlavaConfig
+from transformers import DynamicCache, Qwen2_5OmniConfig
 
 import mesa
 from mesa.outside import PRIVATE, attention_called, with_cache
@@ -21,12 +21,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_parts_of_a_config_have_their_attention_back():
-    config = LlavaConfig(attn_implementation="sdpa")
-    config.vision_config._attn_implementation = "eager"
+    config = Qwen2_5OmniConfig(attn_implementation="sdpa")
+    parts = [config, config.thinker_config, config.thinker_config.text_config, config.thinker_config.audio_config]
+    parts[3]._attn_implementation = "eager"
     with attention_called(SimpleNamespace(config=config), "ours", lambda: None, lambda: None):
-        assert config.text_config._attn_implementation == config.vision_config._attn_implementation == "ours"
-    names = [part._attn_implementation for part in (config, config.text_config, config.vision_config)]
-    assert names == ["sdpa", "sdpa", "eager"]
+        assert {part._attn_implementation for part in parts} == {"ours"}
+    assert [part._attn_implementation for part in parts] == ["sdpa", "sdpa", "sdpa", "eager"]
 
 
 OURS = {

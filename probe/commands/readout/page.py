@@ -120,7 +120,7 @@ def _lens_sentences(summary: Readout) -> Iterator[str]:
 
 def _distance_sentences(summary: Readout) -> Iterator[str]:
     """By method at the longest length, the layer whose states clearly moved most; not of an untrained model."""
-    longest, tests = summary.lengths[-1], len(summary.layers) * len(summary.lengths) * len(summary.methods)
+    longest, tests = summary.lengths[-1], len(summary.distances)
     for method in summary.methods if summary.is_trained else ():
         if rows := having(summary.distances, method=method, length=longest):
             clear = [row for row in rows if _is_clear(row, tests)]

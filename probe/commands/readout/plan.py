@@ -33,6 +33,7 @@ from probe.evaluation import PROMPTS
 from probe.experiment.run import MethodsPlan, settings_of
 from probe.files import JsonObject, checksum
 from probe.options import parse_ranges
+from probe.request import say
 from probe.store.result_file import Interval
 
 LENS, STATES, PROBE = "resid_post", "states", "probe"
@@ -78,11 +79,15 @@ Piece = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Half:
-    """The texts to train on, or to test on: pieces of documents as one stream, and where in it each window ends."""
+    """The texts to train on, or to test on: pieces of documents as one stream, and where in it each window ends.
+
+    copies: windows that were left out, since they would count as several texts.
+    """
 
     documents: Sequence[np.ndarray]
     pieces: list[Piece]
     ends: list[int]
+    copies: int = 0
 
     def of_tokens(self, by_document: Sequence[np.ndarray]) -> np.ndarray:
         """Values of the documents' tokens, in the order of the stream."""
@@ -104,7 +109,7 @@ class ReadoutPlan(MethodsPlan):
     """A checked request. windows: each text's tokens at the longest length, those to train on first, `training` many.
 
     labels: by what is probed. documents, user_labels: fingerprints of the texts, and of the user's labels.
-    passkeys: by length, where passkey prompts are read, not texts.
+    copies: of windows, left out. passkeys: by length, where passkey prompts are read, not texts.
     """
 
     request: ReadoutRequest
@@ -120,6 +125,7 @@ class ReadoutPlan(MethodsPlan):
     documents: str
     text_source: TextSource
     user_labels: str = ""
+    copies: int = 0
     passkeys: Mapping[int, Sequence[Prompt]] = field(default_factory=dict)
 
     @property
@@ -146,8 +152,9 @@ class ReadoutPlan(MethodsPlan):
     @property
     def settings(self) -> JsonObject:
         """Everything that a row depends on in addition to its key and its method, as JSON."""
-        labels = {"labels": self.user_labels} if self.user_labels else {}
-        return settings_of(self, self.lengths[-1], prompts=PROMPTS) | {"documents": self.documents} | labels
+        more = {"labels": self.user_labels, "copies": self.copies}  # as before where there are none
+        more = {key: value for key, value in more.items() if value}
+        return settings_of(self, self.lengths[-1], prompts=PROMPTS) | {"documents": self.documents} | more
 
     def prompt(self, text: int, length: int) -> np.ndarray:
         """Token ids of a text at a length: its last tokens, after the tokenizer's first."""
@@ -220,6 +227,8 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
     if own is not None:  # the last window that ends on such labels ends with its half, and may share tokens
         repeated = np.concatenate([half.repeated(tokens) for half in halves])
         labels = {name: replace(each, known=each.known & ~repeated) for name, each in labels.items()}
+    if copies := sum(half.copies for half in halves):
+        say(f"{copies} runs of the texts are copies of others, and are left out")
     training = len(halves[0].ends)
     for name, each in labels.items():
         _check_known(name, each, training)
@@ -227,7 +236,7 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
     user_labels = "" if own is None else checksum([each.tolist() for each in own])
     return ReadoutPlan(
         request, config, methods, lengths, tokens, layers, windows, training, first, labels,
-        ids_fingerprint(documents), text_source, user_labels,
+        ids_fingerprint(documents), text_source, user_labels, copies,
     )  # fmt: skip
 
 
@@ -418,7 +427,9 @@ def _half(
         offsets = np.cumsum([0, *map(len, parts)]) if len(used) == len(parts) else [0]
         half = Half(documents, pieces, [int(offsets[part]) + start + longest for part, start in places])
         first = np.unique(half.last(documents, max(tokens, _COPIED)), axis=0, return_index=True)[1]
-        return replace(half, ends=[half.ends[at] for at in sorted(first)])  # copies would count as several texts
+        if len(first) < 2 <= len(half.ends):
+            raise Refused(f"the {len(half.ends)} runs of half of the texts are copies of one; give other texts")
+        return replace(half, ends=[half.ends[at] for at in sorted(first)], copies=len(half.ends) - len(first))
     half = Half(documents, pieces, [])
     labelled = np.flatnonzero(half.of_tokens(own) != "")
     size, ends = sum(map(len, parts)), list[int]()

@@ -159,11 +159,11 @@ def test_a_run_with_one_text_has_none(tmp_path):
 def test_the_watch_warns_where_the_model_fails_and_not_under_a_method_that_holds():
     loaded = mesa.load()
     prompt = loaded.tokenizer(probe.heldout()[1][:2000], return_tensors="pt")
-    with pytest.warns(UserWarning, match="1.4% within M cross by chance"), probe.watch(loaded) as watching:
+    with pytest.warns(UserWarning, match="up to 4% of prompts within M cross it"), probe.watch(loaded) as watching:
         output = loaded.model.generate(**prompt, max_new_tokens=9, do_sample=False, stopping_criteria=[watching])
-    assert watching.false_detection_rate == 1 / 73  # 24 prompts of three windows, the farthest of which is the limit
+    assert watching.false_detection_rate == 1 / 25  # 24 prompts, whose farthest window is the limit
     with probe.watch(loaded, limit=watching.limit + 1e-6) as nearer:
-        assert nearer.false_detection_rate == 2 / 73
+        assert nearer.false_detection_rate == 2 / 25
     assert 256 < watching.detections[0][1] <= 768
     assert output.shape[1] == prompt["input_ids"].shape[1] + 1  # ended at its first detection
     with warnings.catch_warnings(), probe.watch(loaded) as watching:

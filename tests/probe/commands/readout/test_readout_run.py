@@ -425,6 +425,9 @@ def test_copies_of_a_text_in_one_half_are_one_text(folder, tmp_path):
     planned = plan(request)
     tested = planned.windows[planned.training :]
     assert len({window.tobytes() for window in tested}) == len(tested) < planned.training == 10
+    assert planned.settings["copies"] == 10 - len(tested)  # a run that counted them is another
+    file.write_text("\n".join(json.dumps({"text": each}) for each in (longer, text)))
+    assert "copies" not in plan(request).settings
 
 
 def test_strings_are_open_between_their_quotes():
