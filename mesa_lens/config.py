@@ -152,7 +152,8 @@ def serving(
     if why := _unserved(method, config):
         return Serving(**served, notes=(why,))
     flags = [f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in options.items()]
-    result = recipe(method, config, length, shlex.join([where or model, *flags]))
+    quoted = shlex.join([where or model, *flags])  # the recipes' `model`, as a shell reads it
+    result = recipe(method, config, length, quoted)
     if why := _not_taken(config, result.get("config") or {}):
         return Serving(**served, notes=(why,))
     return Serving(**served, **result)
