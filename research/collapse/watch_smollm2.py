@@ -1,0 +1,54 @@
+"""Does `probe.watch` warn on SmolLM2, as it is by default? rule.md, evaluated.
+
+mesa-lens fetch smollm2
+python research/collapse/watch_smollm2.py      # results/watch-smollm2.csv; a quarter of an hour on two cores
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import mesa
+import probe
+from research.collapse.run import RESULTS
+
+LENGTH, FILES = 12288, 18
+
+
+def texts() -> tuple[list[Path], list[Path]]:
+    """The largest modules of the standard library: those to fit on, and every third, to watch."""
+    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"), key=lambda path: (-path.stat().st_size, path))
+    largest = modules[:FILES]
+    return [path for number, path in enumerate(largest) if number % 3 != 2], largest[2::3]
+
+
+@torch.no_grad()
+def main() -> None:
+    """Writes a row for each window: its end, ratio, and whether it is detected."""
+    loaded, (fitted, watched) = mesa.load("smollm2"), texts()
+    rows = []
+    with probe.watch(loaded, [path.read_text() for path in fitted], samples=len(fitted)) as watching:
+        warnings.simplefilter("ignore")
+        for path in watched:
+            ids = loaded.tokenizer(path.read_text(), return_tensors="pt")["input_ids"][:, :LENGTH]
+            for name in ("origin", "rerope"):
+                with mesa.applied(loaded.model, mesa.make(name, 8192)):
+                    loaded.model(ids, logits_to_keep=1, use_cache=False)
+                detected = {position for _, position, _ in watching.detections}
+                for position, ratio in watching.distances[0]:
+                    of_window = {"position": position, "ratio": round(ratio, 4), "detected": position in detected}
+                    rows.append({"text": path.stem, "method": name, "limit": round(watching.limit, 4)} | of_window)
+                pd.DataFrame(rows).to_csv(RESULTS / "watch-smollm2.csv", index=False)
+                print(rows[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()
