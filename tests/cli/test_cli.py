@@ -139,7 +139,7 @@ def test_a_misspelt_word_is_answered_with_the_likely_one(words, meant, capsys):
 def test_lines_are_those_of_the_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert main("verify --claim 3.1 --quick --M 8".split()) == 0
+    assert main("verify --claim 3.1 --M 8".split()) == 0
     head, row = ("method", "a head of many words that wraps"), ("origin", "a cell of words " * 9)
     table = plain_table(Table("", head, (row,)))
     lines = [*capsys.readouterr().out.splitlines(), *table.splitlines()]
