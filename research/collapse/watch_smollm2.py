@@ -1,7 +1,7 @@
 """Does `probe.watch` warn on SmolLM2, as it is by default? rule.md, evaluated.
 
 mesa-lens fetch smollm2
-python research/collapse/watch_smollm2.py      # results/watch-smollm2.csv; a quarter of an hour on two cores
+python research/collapse/watch_smollm2.py      # results/watch-smollm2.csv; 25 minutes on two cores
 """
 
 from __future__ import annotations
