@@ -30,9 +30,9 @@ class StateWatch(StoppingCriteria):
     """What `watch` gives: the distance of each window of M/4 states in a layer, over the mean one within M.
 
     All is of the latest prompt. distances: by row of the batch, (position after the window, ratio). detections: (row,
-    position, ratio) of those that are below `limit` or above 1 / `limit`. false_detection_rate: the share
-    of further prompts within M that have one, (k + 1) / (n + 1), where k of the n that it was fitted on have one by the
-    states of the others. As a stopping criterion it ends a row at its first detection.
+    position, ratio) of those that are below `limit` or above 1 / `limit`. false_detection_rate: the
+    expected share of prompts within M that have one: (k + 1) / (n + 1), where k of the n prompts of the fit have one,
+    each compared with the others. As a stopping criterion it ends a row at its first detection.
     """
 
     reference: StateReference

@@ -35,10 +35,10 @@ def main() -> None:
     """Writes a row for each window: its end, ratio, and whether it is detected."""
     loaded, (fitted, watched) = mesa.load("smollm2"), texts()
     rows = []
-    with probe.watch(loaded, [path.read_text() for path in fitted], samples=len(fitted)) as watching:
+    with probe.watch(loaded, [path.read_text(encoding="utf-8") for path in fitted], samples=len(fitted)) as watching:
         warnings.simplefilter("ignore")
         for path in watched:
-            ids = loaded.tokenizer(path.read_text(), return_tensors="pt")["input_ids"][:, :LENGTH]
+            ids = loaded.tokenizer(path.read_text(encoding="utf-8"), return_tensors="pt")["input_ids"][:, :LENGTH]
             for name in ("origin", "rerope"):
                 with mesa.applied(loaded.model, mesa.make(name, 8192)):
                     loaded.model(ids, logits_to_keep=1, use_cache=False)

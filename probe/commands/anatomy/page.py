@@ -207,7 +207,7 @@ def token_losses(tokens: Sequence[str], losses: Mapping[str, Sequence[float]], t
         HTML for notebooks; every text is escaped.
 
     Raises:
-        Refused: A method has not one loss for each token but the first.
+        Refused: A method has more or fewer losses than there are tokens after the first.
 
     Examples:
         >>> shown = probe.token_losses(["<bos>", "A", "B"], {"origin": [2.0, 6.5], "rerope": [2.0, 1.5]}, 2)
