@@ -67,7 +67,9 @@ def main(args: argparse.Namespace) -> None:
         table = measure(args)
         RESULTS.mkdir(exist_ok=True)
         table.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.4f")
-    evaluate(pd.read_csv(RESULTS / f"{name}.csv"), name)
+    table = pd.read_csv(RESULTS / f"{name}.csv")
+    curve = pd.read_csv(RESULTS / f"{name}-curve.csv")["excess"].to_numpy()
+    evaluate(table, name, Law(trained_in(table), curve, POWER, SCALE_POWER))
 
 
 def methods_of(trained: int, texts: Sequence[str] = CONFIGS) -> dict[str, Method]:
@@ -178,18 +180,21 @@ def layer_of(table: Any) -> str:
     return str(max(scores, key=lambda name: scores[name]))
 
 
-def evaluate(table: Any, name: str) -> None:
+def trained_in(table: Any) -> int:
+    """M of a table of measured texts."""
+    return int(table[table.config == "origin"].length.min() / WITHIN[0])
+
+
+def evaluate(table: Any, name: str, law: Law) -> None:
     """Writes predicted and measured lengths (NAME-lengths.csv) and scores (NAME-scores.csv)."""
-    trained = table.attrs["M"] = int(table[(table.config == "origin")].length.min() / WITHIN[0])
+    trained = table.attrs["M"] = law.trained_length
     layer = layer_of(table)
-    curve = pd.read_csv(RESULTS / f"{name}-curve.csv")["excess"].to_numpy()
-    law = Law(trained, curve, POWER, SCALE_POWER)
     scales = {config: scale_of(table, config, layer) for config in ("origin", DILUTION)}
     seen = table[table.texts == "evaluated"]
     origin = seen[seen.config == "origin"]
     level, lowest = origin[origin.length == trained].loss.mean(), origin[origin.length == trained][layer].quantile(0.05)
-    lengths, pairs = [int(times * trained) for times in TIMES], list[dict[str, Any]]()
-    methods = methods_of(trained)
+    lengths = sorted(int(length) for length in seen.length.unique() if length >= trained)
+    pairs, methods = list[dict[str, Any]](), methods_of(trained, seen.config.unique())
     counts = seen.groupby("config")["length"].nunique()
     for config in [config for config in methods if config != "origin" and counts.get(config, 0) == len(lengths)]:
         means = seen[seen.config == config].groupby("length")[["loss", *layers_in(table)]].mean().loc[lengths]
