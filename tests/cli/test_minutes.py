@@ -5,6 +5,7 @@ import io
 import json
 import shlex
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
@@ -86,11 +87,13 @@ def test_a_run_without_hidden_states_is_read_by_all_commands(model, tmp_path, sp
     assert status_of(out).state == "unfinished"
 
 
-def test_stages_are_refused_where_a_full_run_is(full, speed, capsys):
+def test_stages_are_refused_where_a_full_run_is_before_the_model_is_loaded(full, speed, capsys):
     small, out = full
+    measured = len(speed)
     capsys.readouterr()
     assert main([*small, "--samples", "2", "--minutes", "0.3", "--out", str(out)]) == 2
-    assert "stages" in capsys.readouterr().err
+    assert "holds a full run, not one in stages" in capsys.readouterr().err
+    assert len(speed) == measured
 
 
 def test_an_estimate_offers_half_an_hour_only_where_that_is_not_refused(full, tmp_path, speed, monkeypatch, capsys):
@@ -130,7 +133,7 @@ def test_other_options_are_refused_before_the_model_is_loaded(staged, speed, cap
     assert len(speed) == measured
 
 
-def test_stages_are_measured_reported_and_gone_on_with(staged, tmp_path, capsys):
+def test_stages_are_measured_reported_and_gone_on_with(staged, tmp_path, monkeypatch, capsys):
     command, begun, said = staged
     assert "up to 320 tokens" in said  # 2 M, of which one pass takes less than an eighth of 18 s
     assert "the same command continues" in said
@@ -153,6 +156,12 @@ def test_stages_are_measured_reported_and_gone_on_with(staged, tmp_path, capsys)
     printed = capsys.readouterr()
     assert "finished already" in printed.err
     assert f"report: {out / 'report.html'}" in printed.out
+    with monkeypatch.context() as patch:
+        patch.setattr("probe.commands.probe.run.write_report", Mock(side_effect=KeyboardInterrupt))
+        assert main([*command, "--rule", "paper"]) == 1
+    assert not (out / "summary.json").exists()  # of a report that is not finished nothing stays
+    assert main([*command, "--rule", "paper"]) == 0
+    assert json.loads((out / "summary.json").read_text(encoding="utf-8"))["onset_by"] == "paper"
     journal = rows(out)
     for methods in ("origin,rerope,mesa", "origin"):  # its hidden states are of two
         for more in ([], ["--estimate"]):

@@ -425,18 +425,20 @@ def clamped_dims(
     methods: Sequence[Method],
     top: int,
     *,
+    period: int = 1,
     executor: str = "fused",
 ) -> dict[str, list[LayerDims]]:
     """By rule, then layer: up to `top` dims that leave their range beyond M in a pass over `ids`, and control sets.
 
-    methods: the reference, whose dims these are, and the method. drift: the drift dims, of the drifting layers those
-    with the largest shares. paper: the threshold dims of `search`, those of highest rank. Control dims are others of
-    the layer, drawn from those nearest in variance between M/4 and M. A layer without dims is left out.
+    methods: the reference, whose dims these are, and the method. period: tokens of the word that `ids` repeat.
+    drift: the drift dims, of the drifting layers those with the largest shares. paper: the threshold dims of `search`,
+    those of highest rank. Control dims are others of the layer, drawn from those nearest in variance between M/4 and
+    M. A layer without dims is left out.
     """
     passes = [capture_states(bridge, ids, method, executor=executor)["resid_post"] for method in methods]
     hidden = xr.concat(passes, "method")
     trained = methods[0].trained_length
-    rule = DriftRule.scaled(trained, resolution(str(bridge.original_model.dtype).removeprefix("torch.")))
+    rule = DriftRule.scaled(trained, resolution(str(bridge.original_model.dtype).removeprefix("torch.")), period)
     plans = {method.name: method.plan(len(ids)) for method in methods}
     drift = find_drift(hidden, trained, rule, plans=plans, reference=methods[0].name).sel({"method": methods[0].name})
     rank = search(hidden, trained, CrossingRule.scaled(trained), methods[0].name)["rank"].values

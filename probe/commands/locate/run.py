@@ -641,7 +641,8 @@ class RunCache:
         plan, request = self.plan, self.plan.request
         methods = [plan.methods[ORIGIN], plan.methods[plan.compared[0]]]
         ids, _ = repeated_word(self._tokenizer, request.word, length)
-        return clamped_dims(self._bridge, ids, methods, request.dims, executor=request.executor)
+        period = len(word_ids(self._tokenizer, request.word))
+        return clamped_dims(self._bridge, ids, methods, request.dims, period=period, executor=request.executor)
 
     def _pair(
         self, group: ItemGroup, name: str, number: int, *, inside: bool = False, is_search: bool = False

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from mesa.errors import Refused
+from mesa.errors import Occupied, Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.capture import check_distinct
@@ -63,7 +63,6 @@ from probe.experiment.pool import LOCAL, Pool, Runner, Task, TasksLost, computin
 from probe.experiment.run import CommandResult, ModelSpec, run_tasks
 from probe.request import noted, reference_method, say
 from probe.run_folder import RunFolder
-from probe.statistics import looks_of
 from probe.store import reader, store
 
 # What a run, full or in stages, has before anything is measured: texts, prompts, the store's layout
@@ -384,9 +383,8 @@ def _nominal(plan: ProbePlan, longest: int, documents: Sequence[np.ndarray], spe
     lengths = position_lengths(plan.trained_length, longest)
     stages = stages_of(replace(plan, lengths=lengths, longest=longest), documents)
     tasks = stages.nominal()
-    level = [task for task in tasks if task.key[1:] == (stages.reference, plan.trained_length)]
     least = tasks[0].weight * speed.seconds(1, longest) + 2 * speed.seconds(plan.trained_length, plan.trained_length)
-    return seconds_of(passes_of(work_of(stages, tasks)), speed), least if level else 0.0
+    return seconds_of(passes_of(work_of(stages, tasks)), speed), least
 
 
 def _documents(plan: ProbePlan) -> tuple[np.ndarray, ...]:
@@ -406,10 +404,11 @@ def estimate_stages(plan: ProbePlan, out: Path, *, overwrite: bool) -> Estimate:
     check_folder(plan, out)
     if not overwrite:
         _check_states(plan, out)
-    rows = {} if overwrite else stages_of(plan, _documents(plan)).open_journal(out).rows
-    passes = stage_passes(plan)
+    stages = stages_of(plan, _documents(plan))
+    rows = {} if overwrite else stages.open_journal(out).rows
+    passes = passes_of(work_of(stages, stages.nominal()))
     there = sum(len(row.get("scores", ())) for row in rows.values())
-    looks = looks_of(plan.request.samples)
+    looks = stages.looks
     more = ", more where the interval leaves failure open" if len(looks) > 1 else ""
     done = f"\n{there} scores are in {out} already; the time is of a run from the start" if there else ""
     return (
@@ -460,6 +459,7 @@ def run_stages(
             pool()
             remove_run(out)
         journal = stages.open_journal(out)
+        stages.share(journal)
         with _resumable(out, overwrite):
             run = _Run(plan, out, by, stages, layout, journal, pool, until)
             summary = run.measured()
@@ -598,8 +598,9 @@ class _Run:
         return scores.assign_attrs(left=len(self.stages.tasks(self.journal.rows)), scores=self._scores)
 
     def _is_written(self) -> bool:
-        """Whether store and report are of all rows, under the plan's methods."""
-        if not self.path.exists() or run_summary(self.out) is None:
+        """Whether store and report are of all rows, under the plan's methods and by the rule."""
+        summary = run_summary(self.out) if self.path.exists() else None
+        if summary is None or (self.has_states and summary.onset_by != self.by):
             return False
         evaluation = reader.open_run(self.path).evaluation
         if evaluation is None or evaluation["method"].values.tolist() != [*self.plan.methods]:
@@ -611,12 +612,12 @@ class _Run:
         began = time.monotonic()
         stage, scores = self.stages.stage, self._dataset()
         self.stages.stage = stage
+        remove_report(self.out)  # first: a run that is killed here writes it again
         if self.has_states or (self.path.exists() and self._holds_passes()):
             store.write_group(self.path, reader.EVALUATION, scores, finished=True)
         else:
             store.create(self.path, replace(self.layout, axes={}), overwrite=True)
             store.write_group(self.path, reader.EVALUATION, scores)
-            remove_report(self.out)
             store.finish(self.path)
         summary, self.is_report_new = write_report(self.out, self.by), True
         self.report_s = time.monotonic() - began
@@ -673,6 +674,10 @@ def plan_in_time(
         planned = plan(request, rule, longest)
         estimate(planned, out, rule, overwrite=False)  # refused before the model is loaded
         return replace(planned, speed=_speed(planned, threads)), limit
+    if minutes is not None and "refine" in there:
+        raise Occupied(
+            f"{out} holds a full run, not one in stages; leave --minutes out, or use --overwrite or another --out"
+        )
     with noted() as notes:
         planned = plan(request, rule)
     stated = [name for name in AMOUNT_FIELDS if getattr(request, name) != getattr(ProbeRequest, name)]

@@ -112,10 +112,13 @@ class Stages(FailureByLength):
         """As for Experiment, and Refused for scores that are not those of their task."""
         journal = Experiment.open_journal(self, out, overwrite=overwrite)
         check_scores(journal, self.plan, equal=False)
-        for task, name, length in [*journal.rows]:
-            if name in self.plan.methods:  # a run may have ended between two rows
-                self._share(journal, EvalKey(str(task), str(name), int(length)))
         return journal
+
+    def share(self, journal: Journal) -> None:
+        """Gives every cell's scores to methods that do the same: there may be new ones, or a run ended between two."""
+        for task, name, length in [*journal.rows]:
+            if name in self.plan.methods:
+                self._share(journal, EvalKey(str(task), str(name), int(length)))
 
     def is_needed(self, task: Task) -> bool:
         """Whether it is still begun."""

@@ -271,7 +271,9 @@ def _nll_at_longest(longest: LongestScores | None, is_reference: bool) -> NllAtL
 def _key(row: Row) -> tuple[float, float]:
     if row.longest_passing is None:
         return 1.0, 0.0
-    return -1.0 - row.longest_passing, math.inf if row.nll is None else row.nll.mean
+    nll = row.nll
+    mean = math.inf if nll is None else nll.difference.mean if nll.difference else nll.mean
+    return -1.0 - row.longest_passing, mean  # differences: of runs in stages, methods have other numbers of texts
 
 
 def _is_worse(row: Row, other: Row) -> bool:
@@ -1017,7 +1019,8 @@ def _in_stages(evidence: Evidence) -> list[str]:
     sentences = [
         "Measured in stages (--minutes): lengths and methods have as many prompts as it took to decide, or as there "
         f"was time for; the same command goes on. Intervals are looked at with {looks} prompts, and hold at all looks "
-        "together with 95% (Bonferroni). Passkeys count once every method has them at its longest length."
+        "together with 95% (Bonferroni). Means over different numbers of texts are not comparable, differences are. "
+        "Passkeys count once every method has them at its longest length."
     ]
     return [*sentences, *([f"{level.by_position} (one text)."] if level.by_position else [])]
 

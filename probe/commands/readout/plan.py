@@ -63,7 +63,8 @@ class ReadoutKey(NamedTuple):
 class Labels:
     """Of every text's last tokens (text, token): values, which of them there are, and the choice in words.
 
-    kind: `classes` or `numbers`. documents: of each text its document's number, where those of a document are the same.
+    kind: `classes` or `numbers`. documents: of each text its document's number, where labels differ between documents
+    more than within.
     """
 
     kind: str
@@ -474,9 +475,9 @@ def labels_of(
         values[known] = classes
         of = [np.full(len(ids), number) for number, ids in enumerate(documents)]
         numbered = np.concatenate([half.last(of, tokens) for half in halves])
-        pairs = {*zip(numbered[known].tolist(), values[known].tolist(), strict=True)}
-        same = numbered[:, -1] if len(pairs) == len({number for number, _ in pairs}) else None
-        if len({*classes}) > _FEW and isinstance(classes[0], float):  # then all are
+        are_numbers = len({*classes}) > _FEW and isinstance(classes[0], float)  # then all are
+        same = numbered[:, -1] if _within(values[known], numbered[known], are_numbers) < 0.5 else None
+        if are_numbers:
             return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known, documents=same)
         return Labels(CLASSES, values.astype(str), known, documents=same)
     is_open = open_lines if name == OPEN_LINE else open_strings
@@ -487,6 +488,14 @@ def labels_of(
     ]
     values = np.concatenate([half.last(by_document, tokens) for half in halves])
     return Labels(CLASSES, values.astype(int), np.ones(values.shape, bool), "1: open after the token")
+
+
+def _within(labels: np.ndarray, documents: np.ndarray, are_numbers: bool) -> float:
+    """The share of the labels' variance that is within documents; of classes, of the chance that two differ."""
+    columns = labels.astype(float)[:, None] if are_numbers else labels[:, None] == np.unique(labels)
+    means = {each: columns[documents == each].mean(0) for each in np.unique(documents)}
+    within = columns - np.stack([means[each] for each in documents])
+    return float((within**2).sum() / max(((columns - columns.mean(0)) ** 2).sum(), 1e-30))
 
 
 def _classes(labels: list[str]) -> list[Any]:
@@ -605,6 +614,7 @@ class TextScores:
     """A probe's score on held-out texts: the sums that it is computed of, one row a text, so that texts are resampled.
 
     kind: `classes` (accuracy) or `numbers` (R2, the share of the variance that is explained). texts: their names.
+    together: whether the labels of a text are right or wrong together.
     """
 
     kind: str
@@ -614,6 +624,7 @@ class TextScores:
 
     Labels in these sums are less one number, the same for all texts: that of a large mean leaves no digits.
     """
+    together: bool = False
 
     @property
     def value(self) -> float:
@@ -878,7 +889,7 @@ class Bootstrap:
             return False
         difference = scores.resampled(self.weights) - minus.resampled(self.weights)
         finite = difference[np.isfinite(difference)]
-        error = float(finite.std()) if len(finite) else math.nan
+        error = math.sqrt(self.texts / (self.texts - 1)) * float(finite.std()) if len(finite) else math.nan
         if scores.kind == "classes":  # of few labels all may be right by luck: no error is below one label's
-            error = max(error, 1 / float(scores.sums[:, 1].sum()))
+            error = max(error, 1 / (self.texts if scores.together else float(scores.sums[:, 1].sum())))
         return scores.value - minus.value > stdtrit(self.texts - 1, 1 - 0.025 / tests) * error

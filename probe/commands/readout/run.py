@@ -509,7 +509,8 @@ class _Summary:
             sums = {
                 name: np.stack([each[of == one].sum(0) for one in range(len(texts))]) for name, each in sums.items()
             }
-        return {name: TextScores(labels.kind, texts, each) for name, each in sums.items()}
+        together = labels.documents is not None
+        return {name: TextScores(labels.kind, texts, each, together) for name, each in sums.items()}
 
     def _probe(self, key: ReadoutKey) -> ProbeRead | None:
         at_trained, like = key._replace(length=self.plan.trained_length), key._replace(method=self.plan.reference)

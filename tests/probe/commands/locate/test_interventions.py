@@ -1,5 +1,7 @@
 """Interventions on a model whose one position-dependent head is planted."""
 
+from types import SimpleNamespace
+
 import matrix
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from headed import HEAD, planted
 import mesa
 from mesa.engine.bridge import bridge as bridge_to, hooked
 from mesa.models import tokenizer_of
+from probe.commands.locate import interventions
 from probe.commands.locate.interventions import BASELINE, PATCHED, Clamp, Item, Patch, RunPair, Start, patches, run
-from probe.commands.locate.run import PairedLosses
+from probe.commands.locate.run import ORIGIN, PairedLosses, RunCache
+from probe.eval_tasks.retrieval import word_ids
 
 M, LENGTH = 24, 96
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]
@@ -94,3 +98,17 @@ def test_clamped_dims_stay_in_their_range(way, monkeypatch):
     inside = before[M - 1 : M, [3, 7]] if way == "at-M" else before[M // 2 : M, [3, 7]]
     assert (clamped[M:, [3, 7]] <= inside.amax(0)).all()
     assert (clamped[M:, [3, 7]] >= inside.amin(0)).all()
+
+
+def test_dims_of_a_word_of_several_tokens_are_evaluated_a_token(monkeypatch):
+    rules, find = [], interventions.find_drift
+    monkeypatch.setattr(interventions, "find_drift", lambda *of, **by: rules.append(of[2]) or find(*of, **by))
+    bridge, ids = bridged(planted()), [5, 9] * (LENGTH // 2)
+    interventions.clamped_dims(bridge, ids, [*METHODS.values()], 2, period=2)
+    assert rules[0].period == 2
+    passed, request = [], SimpleNamespace(word="unforeseeable", dims=2, executor="dense")
+    monkeypatch.setattr("probe.commands.locate.run.clamped_dims", lambda *of, period, **by: passed.append(period))
+    locate_plan = SimpleNamespace(request=request, methods={ORIGIN: None, "rerope": None}, compared=["rerope"])
+    tokenizer = tokenizer_of("default")
+    RunCache._dims(SimpleNamespace(plan=locate_plan, _tokenizer=tokenizer, _bridge=None), 64)
+    assert passed == [len(word_ids(tokenizer, request.word))] != [1]

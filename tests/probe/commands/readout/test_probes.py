@@ -85,6 +85,18 @@ def test_few_labels_that_are_all_right_are_not_clear():
     assert not Bootstrap(4).is_clear(right, wrong, 12)
     right, wrong = (TextScores("classes", texts, np.array([[hits, 100.0]] * 4)) for hits in (99, 10))
     assert Bootstrap(4).is_clear(right, wrong, 12)
+    right, wrong = (TextScores("classes", texts, np.array([[hits, 100.0]] * 4), True) for hits in (100, 0))
+    assert not Bootstrap(4).is_clear(right, wrong, 12)  # a label a document, of 100 tokens each
+
+
+@pytest.mark.parametrize(("hits", "is_clear"), [(47, False), (40, True)])
+def test_few_texts_have_students_error(hits, is_clear):
+    """t = 4.0 and 5.2, for a quantile of 4.3."""
+    scores, other = (
+        TextScores("classes", np.arange(3), np.array([[each, 100.0] for each in of]))
+        for of in ((60, 70, 80), [hits] * 3)
+    )
+    assert Bootstrap(3).is_clear(scores, other, 1) == is_clear
 
 
 _OF_TEXTS = ("convert_ids_to_tokens", "added_tokens_decoder", "backend_tokenizer", "decode")

@@ -235,6 +235,8 @@ def test_where_a_documents_labels_are_alike_documents_are_resampled(folder, tmp_
         return labels.labels["labels"]
 
     assert planned(lambda number, end: "ab"[end % 2]).documents is None
+    assert planned(lambda number, end: "abba"[number] if end % 11 else "b").documents is not None  # a few differ
+    assert planned(lambda number, end: number * 100 + end % 11).documents is not None  # numbers
     (alike := planned(lambda number, end: "abba"[number]))
     assert len({*alike.documents[8:].tolist()}) == 2
     row = ReadoutKey("probe", "origin", M, 0, "labels")
