@@ -71,7 +71,7 @@ test-gpu: .venv/installed  ## on a machine with a GPU: prefill against float64, 
 bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (70 minutes; BENCH=--quick: 15 to 40)
 	$(BIN)/python benchmarks/attention.py $(BENCH)
 
-pictures: .venv/installed  ## docs/*.png and their numbers, docs/*.csv, by the present styles, from runs/demo, runs/mechanism, runs/real: those that are there
+pictures: .venv/installed  ## docs/*.png and their numbers, docs/*.csv, by the present styles, from runs/demo, runs/real and research/gemma3/run: those that are there
 	$(BIN)/python research/pictures.py $(dir $(OUT))
 
 mechanism: .venv/installed  ## the pictures and tables of research/mechanism/results.md, and the runs behind them; interrupted, it goes on

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -49,15 +48,18 @@ def cost(kind: str, length: int, model: str, call: str) -> tuple[float, float]:
     ids = torch.randint(2, len(tokenizer), (1, length), generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), mesa.applied(network, method) if method else contextlib.nullcontext():
         for tokens in (ids[:, :64], ids):
-            before, start = _resident(), time.perf_counter()
+            Path("/proc/self/clear_refs").write_text("5")  # else the peak is that of loading, where that is higher
+            before, start = _memory("VmRSS"), time.perf_counter()
             kept = CALLS[call](built, tokens)
             seconds = time.perf_counter() - start
     assert sum(state.shape[1] for state in kept) >= length * network.config.num_hidden_layers
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB - before / MIB, seconds
+    return _memory("VmHWM") - before, seconds
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def _memory(field: str) -> float:
+    """MiB that this process holds (VmRSS), or held at most since its peak was reset (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
 
 
 def _residual(hook: str) -> bool:

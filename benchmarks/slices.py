@@ -35,16 +35,15 @@ def _opening(hidden, trained):
 def write_store(folder: Path, layers: int, positions: int, dims: int, trained: int) -> float:
     """Writes the store; returns the seconds that its one region took."""
     path = folder / "store.zarr"
-    labels = {"methods": ["origin"], "prompts": ["repeated"], "layers": range(layers)}
-    store.create(
-        path,
-        **labels,
-        positions=range(positions),
-        dims=range(dims),
-        hooks=["resid_post"],
+    expected = store.Template(
+        methods=["origin"],
+        prompts=["repeated"],
+        layers=range(layers),
+        axes={"resid_post": {"position": range(positions), "dim": range(dims)}},
         dtype="float16",
         attrs={"trained_length": trained, "model": "synthetic"},
     )
+    store.create(path, expected)
     block = np.random.default_rng(0).normal(size=(256, dims)).astype(np.float16)
     values = np.tile(block, (-(-positions // 256), 1))[:positions]
     began = time.perf_counter()

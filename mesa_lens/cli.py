@@ -90,7 +90,11 @@ def parser(chosen: str | None = None) -> Parser:
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     top.add_argument("--debug", action="store_true", help="with any command: show where an error comes from")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    by_name = {name: importlib.import_module(f"mesa_lens.{name.replace('-', '_')}") for name in _OWN} | installed()
+    by_name = installed()
+    for name in [name for name in _OWN if name in by_name]:
+        package = getattr(by_name[name], "package", None) or by_name[name].__name__
+        raise Refused(f"{package} is called {name!r}, as a command of mesa-lens is; rename or uninstall it")
+    by_name |= {name: importlib.import_module(f"mesa_lens.{name.replace('-', '_')}") for name in _OWN}
     for name in sorted(by_name, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
         command = by_name[name]
         if chosen not in (None, name):  # all options take 25 ms

@@ -61,7 +61,14 @@ _FLAGS: dict[str, tuple[Any, Any]] = {
     "methods": (Names, option((ALL,), "names separated by commas, or all")),
     "hook": (Text, option(None, "e.g. resid_post", unset="the first captured")),
     "prompt": (Text, option(None, "e.g. text-0", unset="the first captured")),
-    "layers": (RangeList, option(None, "e.g. 0-10, ends included", unset="all; of drift, where it begins")),
+    "layers": (
+        RangeList,
+        option(
+            None,
+            "e.g. 0-10, ends included",
+            unset="all; of drift, where it begins; of distance, the first and the most moved",
+        ),
+    ),
     "dims": (RangeList, option(None, "e.g. 0-639", unset="all")),
     "positions": (
         RangeList,

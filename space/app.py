@@ -1,5 +1,6 @@
 """The leaderboard as a Space: scores by model, task, method and length from leaderboard.csv; no torch."""
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +25,9 @@ drawn = scores[scores["method"].isin(methods)].sort_values("length")
 labels = {"length": "prompt length (tokens)", "value": TITLES[task]}
 figure = px.line(drawn, x="length", y="value", color="method", markers=True, labels=labels, hover_data=HOVER)
 figure.update_xaxes(type="log", tickvals=sorted(drawn["length"].unique()), ticktext=sorted(drawn["length"].unique()))
-figure.add_vline(x=window, line_dash="dash", annotation_text=f"M = {window}")
+figure.add_vline(x=window, line_dash="dash")
+at = {"x": math.log10(window), "y": 1, "yref": "y domain"}  # of an annotation on a log axis x is the exponent
+figure.add_annotation(**at, text=f"M = {window}", showarrow=False, yanchor="bottom")
 st.plotly_chart(figure, width="stretch")
 st.caption(
     "origin: the unmodified model. crop: the last M tokens alone, without the first token. "

@@ -265,7 +265,8 @@ def choose_part(parts: Sequence[Section], key: str, clicks: Clicks | None = None
     draw([part for part in parts if part.is_text], key)
     others = {part.title: part for part in parts if not part.is_text}
     if others:
-        draw([replace(others[address.select_button("Show", list(others), key)], title="")], key, clicks=clicks)
+        chosen = others[address.select_button("Show", list(others), key)]
+        draw([replace(chosen, title="", folded=False)], key, clicks=clicks)
 
 
 # Widgets

@@ -47,7 +47,7 @@ def _pages() -> dict[str, tuple[str, str, Callable[[Context], None], bool]]:
             module, _, function = view.partition(".")
             page = getattr(importlib.import_module(f"mesa_lens.dashboard.views.{module}"), function)
             pages[name] = title, icon, page, needs_run
-    for name in pages_of_packages():
+    for name in pages_of_packages(_VIEWS):
         pages[name] = name.capitalize(), ":material/extension:", partial(_of_command, known[name]), True
     return pages
 

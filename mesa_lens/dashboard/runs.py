@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import streamlit as st
@@ -28,7 +29,7 @@ from probe.store.reader import (
     store_of,
 )
 from probe.store.result_file import ResultFile
-from probe.thresholds.analysis import CROSSINGS, NOT_CAPTURED, evaluated_drifts
+from probe.thresholds.analysis import CROSSINGS, NOT_CAPTURED, evaluated_drifts, measured_of
 from probe.thresholds.search import CrossingRule, search
 
 if TYPE_CHECKING:
@@ -165,10 +166,13 @@ def _open(path: str, stamp: tuple[float, float]) -> Run:
     return open_run(path)
 
 
-def pages_of_packages() -> list[str]:
-    """Commands of other packages that tell of their results, each on a page of its own."""
+def pages_of_packages(pages: Collection[str]) -> list[str]:
+    """Commands of other packages that tell of their results, each on its own page; Refused for a name of `pages`."""
     ours = {"probe", "locate", "anatomy", "readout", "predict", "eval"}
-    return [name for name, row in commands().items() if "inside" in row.tells and name not in ours]
+    others = {name: row for name, row in commands().items() if "inside" in row.tells and name not in ours}
+    for name in [name for name in others if name in pages]:
+        raise Refused(f"{others[name].package} is called {name!r}, as a page is; rename or uninstall it")
+    return [*others]
 
 
 def check_inside(place: Path) -> None:
@@ -246,6 +250,16 @@ def holds_run(folder: Path) -> bool:
     return store.exists() or partial_path(store).exists()
 
 
+def place_of_more(root: Path) -> tuple[Path, str]:
+    """The folder that commands of a page write to, and, where `root` is one run's, a line that shows what is there."""
+    if not holds_run(root):
+        return root, ""
+    return (
+        root.parent,
+        f"\nmesa-lens app --store {quote(str(root.parent))}  # to see it: this dashboard is over one run",
+    )
+
+
 def name_of(path: Path, root: Path) -> str:
     """The path below the root, which names a run or result; of the root its last part."""
     return root.resolve().name if path == root else path.relative_to(root).as_posix()
@@ -319,4 +333,5 @@ def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | st
     run = entry.run
     if not hooks_of(run):
         return NOT_CAPTURED
-    return evaluated_drifts(run, hook_values(run, hook), reference_of(run), partial(cached, run))
+    reference = reference_of(run)
+    return evaluated_drifts(run, hook_values(run, hook), reference, measured_of(run, reference), partial(cached, run))

@@ -146,5 +146,5 @@ async def shell(_: Request) -> HTMLResponse:
 PAGES = "overview mechanism anatomy readouts tokens predict thresholds heatmaps compare results methods".split()
 PAGES += ["own-model", "theory"]
 """The names of the pages in the address; those of `main.PAGES`, which loads them."""
-ROUTES = [Route(f"/{name}", shell) for name in ("", *PAGES, *pages_of_packages())]
+ROUTES = [Route(f"/{name}", shell) for name in ("", *PAGES, *pages_of_packages(PAGES))]
 app = st.App(SCRIPT, middleware=GUARDED, lifespan=in_browser, routes=ROUTES)

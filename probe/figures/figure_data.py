@@ -347,12 +347,12 @@ def token_texts(values: xr.DataArray, gaps: np.ndarray | None = None) -> tuple[s
 
 
 def grouped(texts: Iterable[tuple[str, str]], most: int = 4) -> str:
-    """Pairs of name and text as a sentence: those of one text together, more than `most` counted."""
+    """Pairs of name and text as a sentence, empty for none: those of one text together, more than `most` counted."""
     names: dict[str, list[str]] = {}
     for name, text in texts:
         names.setdefault(text, []).append(name)
     parts = [f"{', '.join(few) if len(few) <= most else f'{len(few)} methods'}: {text}" for text, few in names.items()]
-    return f"{'; '.join(parts)}."
+    return f"{'; '.join(parts)}." if parts else ""
 
 
 def farthest_tile(blocks: Sequence[Heatmap]) -> str:

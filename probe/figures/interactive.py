@@ -189,7 +189,7 @@ def _draw_chart(chart: fig.Chart) -> go.Figure:
         rows,
         columns,
         figure=go.Figure(layout={"template": _TEMPLATE, "font": _FONT}),
-        horizontal_spacing=0.12,
+        horizontal_spacing=min(0.12, 0.3 / columns),  # plotly takes no more than 1 / (columns - 1)
         vertical_spacing=_BETWEEN_PANELS / (_PLOT * rows),
         subplot_titles=["<br>".join(map(fig.escaped, wrap(panel.title, _TITLE))) for panel in chart.panels],
     )

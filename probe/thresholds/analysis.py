@@ -119,7 +119,7 @@ def analyse(
     reference = reference_method(hidden["method"].values.tolist())
     work, rule = (uncached if rule else work), rule or CrossingRule.scaled(trained)
     name = str(hidden.name)
-    measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
+    measured = measured_of(run, reference)
     unfit = "" if measured is None else measured.stated.unfit
 
     @cache
@@ -136,7 +136,7 @@ def analyse(
     prompts = hidden["prompt"].values.tolist()
     onsets = {prompt: onset.threshold_onsets(crossings.sel(prompt=prompt)) for prompt in prompts}
     control = unfit or work(f"{name}-{CONTROL}", controlled)
-    drifted = unfit or evaluated_drifts(run, hidden, reference, work)
+    drifted = evaluated_drifts(run, hidden, reference, measured, work)
     by = "paper" if isinstance(drifted, str) else by
     control = control if isinstance(control, str) else control[CONTROL]
     texts = [name for name in prompts if name.startswith("text-")]
@@ -155,7 +155,7 @@ def _of_scores(run: StoredRun, by: str) -> Analysis:
     """The analysis of a run whose hidden states are not captured yet: what was measured by length alone."""
     methods, prompts = (run.hidden[name].values.tolist() for name in ("method", "prompt"))
     reference, trained = reference_method(methods), run.trained_length
-    measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
+    measured = measured_of(run, reference)
     rule, length = CrossingRule.scaled(trained), int(run.hidden.attrs["length"])
     attrs = {**vars(rule), "length": length, "hook": NOT_CAPTURED, "searched": 0}
     crossings = xr.Dataset({"qualified": ("prompt", np.zeros(len(prompts), int))}, {"prompt": prompts}, attrs)
@@ -167,11 +167,17 @@ def _of_scores(run: StoredRun, by: str) -> Analysis:
     return Analysis(run, hidden, reference, prompts[0], crossings, onsets, NOT_CAPTURED, by, NOT_CAPTURED, measured)
 
 
+def measured_of(run: StoredRun, reference: str) -> MeasuredFailures | None:
+    """`measured_failure` of the run; None where nothing was measured by length."""
+    return None if run.evaluation is None else measured_failure(run.evaluation, run.trained_length, reference)
+
+
 def evaluated_drifts(
-    run: StoredRun, hidden: xr.DataArray, reference: str, work: Cache = uncached
+    run: StoredRun, hidden: xr.DataArray, reference: str, measured: MeasuredFailures | None, work: Cache = uncached
 ) -> dict[str, xr.Dataset] | str:
-    """`drifts`, or why drift could not be evaluated; `work`: as for `analyse`."""
-    return work(f"{hidden.name}-drift", lambda: _or_reason(lambda: drifts(run, hidden, reference)))
+    """`drifts`, or why drift could not be evaluated; `measured`: of `measured_of`; `work`: as for `analyse`."""
+    unfit = "" if measured is None else measured.stated.unfit
+    return unfit or work(f"{hidden.name}-drift", lambda: _or_reason(lambda: drifts(run, hidden, reference)))
 
 
 def _or_reason(make: Callable[[], Derived]) -> Derived:
@@ -217,12 +223,15 @@ def plans_of(run: StoredRun, hidden: xr.DataArray) -> dict[str, Plan]:
 
 
 def _methods(run: StoredRun) -> dict[str, Method]:
-    """The run's methods as it was made with, where it tells."""
+    """The run's methods as it was made with, where it tells and they are installed."""
     methods = {}
     for name, config in json.loads(run.hidden.attrs.get("method_configs", "{}")).items():
         options: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in config.items()}
         if {"name", "trained_length"} <= options.keys():
-            methods[name] = make(options.pop("name"), options.pop("trained_length"), **options)
+            try:
+                methods[name] = make(options.pop("name"), options.pop("trained_length"), **options)
+            except (Refused, TypeError):  # of a package that is not installed here, or of another version
+                continue
     return methods
 
 

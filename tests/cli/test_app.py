@@ -166,6 +166,15 @@ def test_where_inside_follows_its_selectors(root, opened):
     assert not app.exception
 
 
+def test_of_a_window_that_is_stated_too_large_no_drift_is_displayed(tmp_path, monkeypatch):
+    scores = evaluation()
+    scores["tail_nll"][0, 1:] += 1.5  # from 64 on, which is the stated M
+    write_run(tmp_path / "run", hidden_states(layers=1), scores)
+    app = run(tmp_path, monkeypatch, "mechanism")
+    assert "could not be evaluated: origin already fails inside the stated M = 64 tokens." in shown_texts(app)
+    assert not figures(app)
+
+
 def test_anatomy_follows_its_selectors(opened):
     app = opened("anatomy", run="first")
     assert re.search(r"At 1024 tokens \(4 prompts; .*\): lost 1: L2H3", shown_texts(app))
@@ -195,8 +204,20 @@ def test_readouts_open_with_the_answer_and_follow_their_selectors(opened):
     ):
         app.segmented_control(key="readout_figures").set_value(part).run()
         assert text in titles(app)[0]
-    assert not app.exception
+    app.segmented_control(key="readout_figures").set_value("All scores").run()
+    assert [len(tables(app)), len(app.expander), len(app.exception)] == [1, 0, 0]
     assert "mesa-lens readout --out" in shown_texts(opened("readouts", run="nested/second"))
+
+
+def test_a_map_without_a_chart_keeps_its_name(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", hidden_states(layers=2))
+    readings.write(tmp_path / "run")
+    path = tmp_path / "run" / "readout" / "summary.json"
+    summary = json.loads(path.read_text())
+    inside = {name: [row for row in summary[name] if row["length"] == readings.M] for name in ("lens", "probes")}
+    write_result(path, summary | inside | {"lengths": [readings.M]})
+    parts = run(tmp_path, monkeypatch, "readouts").segmented_control(key="readout_figures").options
+    assert [parts[0], "Lost or moved" in parts] == ["Layers and lengths", False]
 
 
 def test_commands_to_copy_are_quoted(root, monkeypatch, tmp_path):
@@ -211,6 +232,14 @@ def test_commands_to_copy_are_quoted(root, monkeypatch, tmp_path):
     (error,) = run(tmp_path, monkeypatch, "tokens").error
     command = f"`mesa-lens anatomy --parts tokens --out '{tmp_path}/a; rm -rf $HOME'`"
     assert error.value.replace("\\", "").endswith(f"write it again: {command}")
+
+
+def test_over_one_run_commands_write_next_to_it_and_open_the_folder_of_both(root, monkeypatch):
+    place = root / "nested"
+    for page, name in (("compare", "second"), ("results", "eval"), ("own-model", "mine")):
+        texts = shown_texts(run(place / "second", monkeypatch, page))
+        assert f"--out {place / name}\nmesa-lens app --store {place}  # " in texts
+    assert "is displayed here" not in texts
 
 
 def test_anatomy_opens_with_what_was_measured(root, monkeypatch, tmp_path):
@@ -344,6 +373,21 @@ def test_heatmaps_open_with_the_difference_where_drift_begins_and_narrow(opened)
     app.slider(key="layers").set_value((2, 2)).run()
     app.selectbox(key="run").set_value("nested/second").run()  # which has two layers
     assert [len(app.error), len(app.exception), len(figures(app))] == [0, 0, 2]
+
+
+def test_of_dims_with_gaps_no_region_is_chosen(tmp_path, monkeypatch):
+    hidden = hidden_states(layers=1, prompts=("repeated",))
+    write_run(tmp_path / "gaps", hidden.assign_coords(dim=[*range(31), 300]))
+    app = run(tmp_path, monkeypatch, "heatmaps")
+    assert {trace["type"] for trace in figures(app)[0]["data"]} == {"heatmap"}
+    assert [len(app.error), "Drag over" in shown_texts(app)] == [0, False]
+
+
+def test_numbers_that_are_too_many_for_a_file_are_not_offered(opened, monkeypatch):
+    monkeypatch.setattr("probe.figures.export.ROWS", 1000)
+    app = opened("heatmaps", run="first")
+    assert [f".{form}" in downloads(app) for form in ("csv", "npz")] == [False, True]
+    assert "Not offered as csv: 12288 rows are more than 1000; choose fewer layers, dims or" in shown_texts(app)
 
 
 @pytest.mark.parametrize("page", RUN_PAGES)

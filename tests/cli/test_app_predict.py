@@ -1,10 +1,14 @@
 """The dashboard's page Predict: any method's failure length from a stored curve."""
 
+from pathlib import Path
+
 import pytest
 from pages import drawn, shown_texts
 from predicted import prediction
 from synthetic import hidden_states, of_run, write_run
 
+from probe.commands.predict.page import prediction_chart
+from probe.commands.predict.result import PREDICTION
 from probe.files import write_result
 
 
@@ -26,6 +30,12 @@ def opened(tmp_path, monkeypatch):
 def test_without_a_prediction_the_page_names_the_command_and_with_a_refusal_its_reason(opened):
     assert "mesa-lens predict --out" in shown_texts(opened())
     assert "Nothing is predicted: nothing is lost." in shown_texts(opened(prediction("nothing is lost")))
+
+
+def test_of_no_covered_method_that_is_said():
+    empty = prediction() | {"methods": {"yarn": {"config": {}, "refusal": "rotary frequencies are changed"}}}
+    chart = prediction_chart(PREDICTION.parse(empty, Path()))
+    assert chart.panels[0].seen == "No method here is covered"
 
 
 def test_moving_a_parameter_moves_the_failure(opened):

@@ -20,9 +20,11 @@ from starlette.responses import PlainTextResponse
 from streamlit import config
 from synthetic import evaluation, hidden_states, write_run
 
+from mesa.errors import Refused
 from mesa_lens.cli import main
-from mesa_lens.dashboard import main as main_page
+from mesa_lens.dashboard import main as main_page, runs
 from mesa_lens.dashboard.server import HOSTS_VARIABLE, PAGES, Guard, host_name
+from probe.commands import commands
 from probe.commands.probe.report import write_report
 from probe.files import write_result
 from probe.status import status_of
@@ -125,6 +127,13 @@ def test_own_hosts_and_origins_are_answered(monkeypatch, kind, host, origin, lis
 
 def test_every_page_has_its_address():
     assert list(main_page.PAGES) == PAGES
+
+
+def test_a_command_of_another_package_takes_no_page_of_ours(monkeypatch):
+    assert runs.pages_of_packages(PAGES) == []
+    monkeypatch.setattr(runs, "commands", lambda: {"compare": commands()["anatomy"]})
+    with pytest.raises(Refused, match=r"probe\.commands\.anatomy is called 'compare', as a page is; rename or"):
+        runs.pages_of_packages(PAGES)
 
 
 def status(port, path="/", **headers):

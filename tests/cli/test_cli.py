@@ -16,6 +16,7 @@ from commands import main, parsers
 
 from mesa.engine.attention import EXECUTORS
 from mesa_lens import cli, status
+from probe.commands import Command, commands
 from probe.figures.section import Table, plain_table
 from probe.request import say_once
 
@@ -106,6 +107,14 @@ def test_a_command_of_another_package_needs_no_help(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "    other\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("row", [commands()["eval"], types.ModuleType("other.status")])
+def test_a_command_of_another_package_takes_no_name_of_ours(row, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "installed", lambda: {"status": row})
+    assert main(["methods"]) == 2
+    package = "probe.commands.eval" if isinstance(row, Command) else "other.status"
+    assert f"mesa-lens: {package} is called 'status', as a command of mesa-lens is; rename" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", PARSERS)

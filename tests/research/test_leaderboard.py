@@ -1,5 +1,6 @@
 """The leaderboard's tables are those of the committed samples; the best method at the longest length stands first."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -28,3 +29,6 @@ def test_the_space_shows_every_model():
     for model in pd.read_csv(SCORES)["model"].unique():
         page.selectbox[0].set_value(model).run()
         assert not page.exception
+        layout = json.loads(page.get("plotly_chart")[0].proto.spec)["layout"]
+        (text,), (line,) = layout["annotations"], layout["shapes"]
+        assert (10 ** text["x"], text["text"]) == (pytest.approx(line["x0"]), f"M = {line['x0']}")

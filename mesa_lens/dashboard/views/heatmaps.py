@@ -12,7 +12,15 @@ from mesa.errors import Refused
 from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import BY_STORE, Context, Entry, choose_states, drifted, reference_of, states
 from probe.figures import heatmap
-from probe.figures.export import SIDE_BY_SIDE, Export, chosen_name, heatmap_export
+from probe.figures.export import (
+    NUMBERS,
+    SIDE_BY_SIDE,
+    Export,
+    check_size,
+    chosen_name,
+    heatmap_export,
+    labelled_numbers,
+)
 from probe.figures.states import dim_chart, drift_layers
 from probe.glossary import DIM
 from probe.run import Run
@@ -69,10 +77,12 @@ def page(context: Context) -> None:
     with place:
         key = f"heatmap-{abs(hash((choice.layers, choice.dims, choice.bounds)))}"
         figure = heatmap.heatmap_grid(heatmap.pool(panel), run.trained_length, limits)
-        ui.show(figure, key, on_box=lambda: _narrow(hidden, key), file=_stem(entry, choice))
+        is_even = figure.cells[0][0].y.dtype.kind != "U"  # else dims have gaps, and a box names rows in place of dims
+        ui.show(figure, key, on_box=(lambda: _narrow(hidden, key)) if is_even else None, file=_stem(entry, choice))
         _scale(panel, limits)
         dims = hidden["dim"].values
-        st.caption("Drag over a region to see it alone; a dim of it is drawn below.")
+        if is_even:
+            st.caption("Drag over a region to see it alone; a dim of it is drawn below.")
         if choice.dims != (int(dims[0]), int(dims[-1])):
             st.button("Back to all dims", on_click=_widen, args=(int(dims[0]), int(dims[-1])))
     with files.container():
@@ -192,8 +202,16 @@ def _downloads(entry: Entry, run: Run, choice: _Choice) -> None:
         limits = heatmap.layer_limits(values, choice.quantile)
         return heatmap_export(values, run.trained_length, limits, chosen=choice.chosen)
 
+    numbers = labelled_numbers(heatmap.lazy_difference(_select(run, choice), choice.minus), run.trained_length)
+    forms = [*ui.FORMS, "html", "npz"]
+    for form in NUMBERS:
+        try:
+            check_size(form, numbers)
+        except Refused as error:
+            forms.remove(form)
+            st.caption(ui.plain(f"Not offered as {error}."))
     several = ("png", "svg", "pdf", "html") if len(choice.methods) > SIDE_BY_SIDE else ()
-    ui.buttons(export, _stem(entry, choice), (*ui.FORMS, "html", "npz"), several)
+    ui.buttons(export, _stem(entry, choice), forms, several)
 
 
 def _scale(panel: xr.DataArray, limits: xr.DataArray) -> None:

@@ -130,9 +130,11 @@ def readouts(context: Context) -> None:
         first = {name: values[0] for name, values in known.items()}
         probe, method = ui.choose_labels(known, first, "readout").values()
         shown = place(summary, probe, [method])
-        names = ("Lost or moved", "Layers and lengths")
-        figures = zip(names, shown.figures.items(), strict=False)
-        parts = [*(Section(name, figures=dict([figure])) for name, figure in figures), *shown.parts, *parts]
+        figures = [
+            Section("Lost or moved" if name.endswith("-parts") else "Layers and lengths", figures={name: figure})
+            for name, figure in shown.figures.items()
+        ]
+        parts = [*figures, *shown.parts, *parts]
     ui.choose_part(parts, "readout_figures")
     if parts:
         stem = ui.file_stem(context.run.name, "readout")

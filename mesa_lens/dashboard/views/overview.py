@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from shlex import quote
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import streamlit as st
 
 from mesa.errors import Refused
 from mesa_lens.dashboard import address, elements as ui
-from mesa_lens.dashboard.runs import Context, Entry
+from mesa_lens.dashboard.runs import Context, Entry, place_of_more
 from probe.commands.probe.report import provenance, scores
 from probe.commands.probe.verdict import Summary, about_run, failure_text, onset_title
 from probe.figures.curves import overlaid, parted
@@ -122,7 +123,8 @@ def compare(context: Context) -> None:
         address.keep()
         second = quote(str(context.run.path.with_name("second")))
         command = f"mesa-lens probe --length 1024 --prompt world --out {second}"
-        ui.suggest(f"There is no second run under {context.root}. Make one, e.g.:", command)
+        show = place_of_more(Path(context.root))[1]
+        ui.suggest(f"There is no second run under {context.root}. Make one, e.g.:", command + show)
         return
     default = [name for name, entry in others.items() if entry.opens][:1]
     names = address.select_several(st, "Compare with", list(others), "with", default, filter_mode="contains")

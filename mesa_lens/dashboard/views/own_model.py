@@ -7,7 +7,7 @@ from shlex import join, quote
 import streamlit as st
 
 from mesa_lens.dashboard import address, elements as ui
-from mesa_lens.dashboard.runs import Context, Entry, name_of, unfinished
+from mesa_lens.dashboard.runs import Context, Entry, holds_run, name_of, place_of_more, unfinished
 from probe.commands.probe.verdict import run_summary
 from probe.figures.export import safe_name
 
@@ -27,14 +27,15 @@ def page(context: Context) -> None:
     with left:
         model = address.text("Model", "model", placeholder=_MODEL, help="As transformers loads it; or a GGUF file")
     minutes = address.number(right, "Minutes", 1, _LONGEST, _MINUTES, "minutes", step=5)
-    command = probe_command(model.strip(), minutes, Path(context.root))
+    root = Path(context.root)
+    place, show = place_of_more(root)
+    command = probe_command(model.strip(), minutes, place)
     st.markdown("Run this in a terminal. The dashboard starts nothing.")
-    st.code(command, language=None, wrap_lines=True)
+    st.code(command + show, language=None, wrap_lines=True)
     st.markdown(ui.plain(_MEANING))
     st.markdown("Its time, memory and disk on this machine, before anything is measured:")
     st.code(f"{command} --estimate", language=None, wrap_lines=True)
     ui.heading("Runs in progress")
-    root = Path(context.root)
     names = _in_progress(root)
     if not names:
         address.keep("running")  # the address may name a run that has ended
@@ -59,7 +60,8 @@ def _waiting(root: Path) -> None:
     """Draws the page again once a run is there."""
     if _in_progress(root):
         st.rerun()
-    st.markdown(ui.plain(f"No run under {root} is in progress; yours is displayed here once it is."))
+    yours = "" if holds_run(root) else "; yours is displayed here once it is"
+    st.markdown(ui.plain(f"No run under {root} is in progress{yours}."))
 
 
 def probe_command(model: str, minutes: int, root: Path) -> str:

@@ -7,7 +7,7 @@ from shlex import quote
 import streamlit as st
 
 from mesa_lens.dashboard import address, elements as ui
-from mesa_lens.dashboard.runs import Context, results, unfinished
+from mesa_lens.dashboard.runs import Context, place_of_more, results, unfinished
 from probe.commands.eval.page import Evaluated, HarnessScores, evaluation_numbers, harness_table, sections
 from probe.figures.export import Export
 from probe.figures.section import figures_of
@@ -24,7 +24,8 @@ def page(context: Context) -> None:
             ui.show_status(*running)
     if not known:
         address.keep()
-        ui.suggest(f"There is no evaluation under {root}. Make one, e.g.:", _HOW.format(quote(str(root))))
+        place, show = place_of_more(root)
+        ui.suggest(f"There is no evaluation under {root}. Make one, e.g.:", _HOW.format(quote(str(place))) + show)
         return
     result = known[address.select(st, "Result", list(known), "result", help="Newest first")]
     read = result.read()

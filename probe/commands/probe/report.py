@@ -488,7 +488,8 @@ def curves_export(
     """
     names = [name for name in ("tail_nll", "passkey") if name in evaluation and np.isfinite(evaluation[name]).any()]
     if "tail_nll" not in names:
-        raise Refused("tail_nll holds no number; measure again: `mesa-lens probe --overwrite`")
+        of = ", ".join(evaluation["method"].values.tolist())
+        raise Refused(f"no loss of {of} is there yet; the same `mesa-lens probe` goes on")
     chart = curves_chart(evaluation[names], measured, trained_length, predicted)
     attrs = {**evaluation.attrs, "trained_length": trained_length}
     samples = {f"curves-{name}": evaluation[[name]].assign_attrs(attrs) for name in names}

@@ -17,6 +17,7 @@ from commands import main
 from matplotlib.image import imread
 from synthetic import evaluation, hidden_states, write_run
 
+from mesa.errors import Refused
 from mesa_lens.export import exported, kinds, options_of
 from probe.commands import commands
 from probe.commands.anatomy.page import anatomy_export
@@ -214,6 +215,14 @@ def test_curves_have_a_row_for_each_sample_and_the_failures(folder, tmp_path):
     assert 71 <= failures.loc["origin", "drift_onset"] <= 80
     assert np.isnan(failures.loc["mesa", "drift_onset"])
     assert failures.loc["mesa", "drift_onset_text"] == "none up to 192"
+
+
+def test_of_methods_that_are_not_measured_yet_it_says_how_to_go_on():
+    scores = evaluation().isel(method=[0, 1])
+    scores["tail_nll"][:] = np.nan
+    measured = measured_failure(evaluation(), M)
+    with pytest.raises(Refused, match=r"no loss of origin, rerope is there yet; the same `mesa-lens probe` goes on"):
+        curves_export(scores, measured, M)
 
 
 def test_a_score_that_the_chosen_methods_lack_is_left_out():

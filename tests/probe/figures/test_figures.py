@@ -208,6 +208,7 @@ def test_curve_marks():
     assert part.panels[0].points[0].ends == (32, 128)
     chart = curves_chart(scores.sel({"method": ["mesa"]}), measured, trained)
     assert "in tokens: mesa: none up to 320." in chart.seen
+    assert "in tokens" not in curves_chart(scores, replace(measured, failures=()), trained).seen
 
 
 def test_heatmap_traces(hidden):
@@ -340,6 +341,11 @@ def test_long_titles_of_panels_stand_in_lines(hidden, crossings):
     plain, figure = interactive.draw(chart), interactive.draw(long)
     assert max(map(len, figure.layout.annotations[0].text.split("<br>"))) <= 36
     assert figure.layout.height - plain.layout.height == figure.layout.margin.t - plain.layout.margin.t > 30
+
+
+def test_many_panels_stand_side_by_side():
+    panels = (curves_chart(*curves()).panels[0],) * 12
+    assert len({trace.xaxis for trace in interactive.draw(Chart("", panels)).data}) == 12
 
 
 @pytest.mark.parametrize("at", [64.0, 128.0, 1024.0])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.commands.probe.report import remove_report, update_report, write_report
+from probe.commands.probe.report import full_summary, remove_report, update_report, write_report
 from probe.commands.probe.verdict import SUMMARY, difference_table, drift_table, score_table, threshold_doubt
 from probe.files import read_result
 from probe.store.reader import open_run
@@ -41,6 +41,17 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
     note = "Under dynamic-ntk and mesa, positions or frequencies depend on prompt length. "
     assert any(each.startswith(note) for each in summary["verdict"]["notes"])
     assert "not of shorter ones; losses and" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize("config", [{"name": "gone"}, {"name": "mesa", "gone": 1}])
+def test_a_method_that_is_not_installed_is_reported_without_its_plan(config, tmp_path):
+    """Nor is one of another version of its package."""
+    configs = {"dynamic-ntk": {"name": "dynamic-ntk"}, "mesa": config}
+    attrs = {"method_configs": json.dumps({name: {"trained_length": M} | of for name, of in configs.items()})}
+    run = write_run(tmp_path, hidden_states(layers=1, dims=8, prompts=("repeated",)), evaluation(), **attrs)
+    summary = as_json(full_summary(analyse(open_run(run))))
+    assert summary["follows_length"] == ["dynamic-ntk"]
+    assert {row["method"]: row["drift_onset"]["text"] for row in summary["methods"]}["mesa"] == "none up to 320"
 
 
 def test_an_earlier_summary_is_read(summary, folder):
