@@ -254,10 +254,8 @@ def place_of_more(root: Path) -> tuple[Path, str]:
     """The folder that commands of a page write to, and, where `root` is one run's, a line that shows what is there."""
     if not holds_run(root):
         return root, ""
-    return (
-        root.parent,
-        f"\nmesa-lens app --store {quote(str(root.parent))}  # to see it: this dashboard is over one run",
-    )
+    parent = root.parent if root.name else root.resolve().parent
+    return parent, f"\nmesa-lens app --store {quote(str(parent))}  # to see it: this dashboard is over one run"
 
 
 def name_of(path: Path, root: Path) -> str:

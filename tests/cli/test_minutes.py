@@ -162,6 +162,7 @@ def test_stages_are_measured_reported_and_gone_on_with(staged, tmp_path, monkeyp
     assert not (out / "summary.json").exists()  # of a report that is not finished nothing stays
     assert main([*command, "--rule", "paper"]) == 0
     assert json.loads((out / "summary.json").read_text(encoding="utf-8"))["onset_by"] == "paper"
+    capsys.readouterr()
     journal = rows(out)
     for methods in ("origin,rerope,mesa", "origin"):  # its hidden states are of two
         for more in ([], ["--estimate"]):
@@ -192,19 +193,7 @@ def test_a_report_of_a_run_that_ended_before_its_first_store_says_how_to_go_on(s
 
 def test_hidden_states_that_a_killed_run_captured_come_into_the_report(model, tmp_path, speed, monkeypatch):
     out = tmp_path / "run"
-    command = [
-        "probe",
-        "--model",
-        model,
-        "--methods",
-        "origin",
-        "--samples",
-        "3",
-        "--minutes",
-        "0.3",
-        "--out",
-        str(out),
-    ]
+    command = ["probe", "--model", model, "--methods", "origin", "--samples", "3", "--minutes", "1", "--out", str(out)]
     finish = store.finish
 
     def killed(path):
