@@ -120,11 +120,15 @@ class Attachment:
         return {id(modules[path]): attends for path, attends in layers.items()}
 
     def _check_chosen(self) -> None:
-        """Refused for a chosen layer that the method would leave as it is."""
-        method = self.method
+        """Refused for a chosen layer that has no module, or that the method would leave as it is."""
+        method, count = self.method, len(layers_of(self.model))
         option, chosen = ("heads", dict(method.heads or ())) if method.layers is None else ("layers", method.layers)
         idle = structure.idle_layers(self.model, method) if chosen else {}
         for layer in chosen:
+            if layer >= count:  # configs may count a module once for each run, or its parts
+                raise Refused(
+                    f"{method.name}: {option} names layer {layer}; this model has modules of layers 0-{count - 1}"
+                )
             if layer in idle:
                 raise Refused(f"{method.name}: {option} names layer {layer}, {idle[layer]}")
 

@@ -173,6 +173,15 @@ def test_a_layer_that_the_method_would_leave_as_it_is_cannot_be_chosen(config, c
         pass
 
 
+@pytest.mark.parametrize("chosen", [{"layers": (3, 4)}, {"heads": {4: (0,)}}])
+def test_a_layer_without_a_module_cannot_be_chosen(chosen):
+    """HRM-Text's config counts each of four layers four times."""
+    model, method = matrix.build("hrm_text"), mesa.ReRoPE(trained_length=48, **chosen)
+    message = f"rerope: {next(iter(chosen))} names layer 4; this model has modules of layers 0-3"
+    with pytest.raises(Refused, match=message), mesa.applied(model, method):
+        pass
+
+
 def test_a_layer_without_positions_can_be_chosen_by_a_method_that_hides_keys():
     model, ids = build("SmolLM3Config", no_rope_layers=[1, 0, 1]), text(100)
     with torch.no_grad():
