@@ -79,7 +79,6 @@ Structure = Mapping[str, Attends]
 
 Examined = tuple[Structure, tuple[int, ...]]
 """How the model attends, and the layers that carry a state."""
-_of_model: WeakKeyDictionary[nn.Module, tuple[Family, Examined]] = WeakKeyDictionary()
 _cache: dict[tuple[Any, ...], Examined] = {}
 _states: WeakKeyDictionary[nn.Module, CarriedState] = WeakKeyDictionary()
 
@@ -92,10 +91,12 @@ def structure_of(model: Any) -> Structure:
 def state_of(model: Any) -> CarriedState | None:
     """The layers that carry a state, and what they get right, tried with this model's weights; None where none does."""
     carrying = _examined(model)[1]
-    if carrying and model not in _states:
+    if not carrying:
+        return None
+    if model not in _states or _states[model].layers != carrying:
         with torch.no_grad(), _unhooked(model), _in_evaluation(model):
             _states[model] = carried_state(model, decoder_of(model), carrying, _place(model))
-    return _states.get(model)
+    return _states[model]
 
 
 def idle_layers(model: Any, method: Method) -> dict[int, str]:
@@ -162,21 +163,22 @@ def layers_as_trained(model: Any, method: Method) -> dict[int, int]:
 
 
 def _examined(model: Any) -> Examined:
-    """Both, found once for each class and config."""
+    """Both, found once for each class, config and modules, which may be changed between two blocks."""
     family = family_of(model.config.model_type)
-    if model not in _of_model or _of_model[model][0] != family:
-        known = paths(decoder_of(model))
-        config = {name: value for name, value in model.config.to_dict().items() if "attn_implementation" not in name}
-        key = (type(model), repr(config), family, *((path, type(module)) for path, module in known.items()))
-        if key not in _cache or not all(path in known for path in _cache[key][0]):
-            _cache[key] = _Probe(model).structure()
-        _of_model[model] = family, _cache[key]
-    return _of_model[model][1]
+    key = (type(model), repr(model.config.to_dict()), family, *_classes(decoder_of(model)))
+    if key not in _cache:
+        _cache[key] = _Probe(model).structure()
+    return _cache[key]
 
 
-def forget(model: Any) -> None:
-    """Has a model be examined again, since its modules were wrapped."""
-    _of_model.pop(model, None)
+def _classes(module: nn.Module) -> list[Any]:
+    """The classes of a module's parts, by name and in order; a walk by `named_modules` takes three times as long."""
+    classes, left = [], [module]
+    while left:
+        part = left.pop()
+        classes += [type(part), *part._modules]
+        left += [child for child in part._modules.values() if child is not None]
+    return classes
 
 
 def _is_bridged(model: nn.Module) -> bool:

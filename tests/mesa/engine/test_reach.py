@@ -57,6 +57,16 @@ def test_the_last_distance_in_a_window_is_one_below_its_size():
     torch.testing.assert_close(logits(model, mesa.Origin(trained_length=17))[0], stock, atol=1e-5, rtol=0)
 
 
+def test_a_model_changed_since_the_last_block_is_examined_again():
+    model, method = families.build("mistral sliding", sliding_window=17), mesa.ReRoPE(trained_length=24)
+    with pytest.warns(UserWarning, match="would change nothing"):
+        logits(model, method)
+    model.config.sliding_window = None
+    assert logits(model, method)[1] == dict.fromkeys(range(3), (0, 1, 2, 3))
+    del model.model.layers[1:]
+    assert logits(model, method)[1] == {0: (0, 1, 2, 3)}
+
+
 def test_a_config_says_before_any_weights_are_read_that_no_layer_acts():
     config = families.build("mistral sliding", sliding_window=17).config
     fitting, left_out = fitting_methods("origin,rerope", 24, config=config, by_default=True)
