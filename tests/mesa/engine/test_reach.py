@@ -12,7 +12,7 @@ import mesa
 from mesa.engine import structure
 from mesa.errors import Refused
 from mesa.settings import fitting_methods
-from mesa.support import as_trained_text, windows_of
+from mesa.support import as_trained_text, attending_layers, windows_of
 
 MIXED = "cohere2 gemma3 gemma3n gemma4 gpt_oss olmo3".split()
 """Families with a sliding window of 17 tokens in layer 0, and full attention in layer 1."""
@@ -40,6 +40,12 @@ def test_windows_below_m_stay_as_trained_and_wider_ones_do_not(family):
         assert name != "pi" or not torch.allclose(got, all_layers, atol=1e-3)
         within = replace(mesa.make(name, trained_length=16), log_n=False)  # a distance of 16 is in the window
         assert torch.equal(logits(model, within)[0], logits(model, replace(within, layers=(0, 1)))[0])
+
+
+def test_a_sliding_layer_with_a_convolution_is_one_with_a_window():
+    model = matrix.build("zaya", layer_types=["hybrid_sliding", "hybrid"])
+    assert structure.windows(model) == windows_of(model.config) == {0: 17}
+    assert attending_layers(model.config) == [0, 1]
 
 
 @torch.no_grad()
