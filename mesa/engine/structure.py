@@ -329,7 +329,7 @@ class _Probe:
 
     @contextmanager
     def _at_two_places(self) -> Iterator[None]:
-        """The first row's tokens are all at position 0."""
+        """The first row's tokens are all at position 0; rotary modules are as before after it."""
 
         def forward(module: Any, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             names = [name for name in ("x", "hidden_states") if name in inspect.signature(inner).parameters]
@@ -344,8 +344,17 @@ class _Probe:
 
         modules = {id(self.paths[path]): self.paths[path] for path, _ in self.rotaries}
         changes = [(module, "forward", _bound(forward, module, module.forward)) for module in modules.values()]
-        with replaced(*changes, *full_prompts(self.decoder)):
-            yield
+        before = [(part, dict(vars(part))) for module in modules.values() for part in module.modules()]
+        try:
+            for part, _ in before:  # a short text resets dynamic frequencies, some in place
+                buffers = part._buffers.items()
+                part._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in buffers}
+            with replaced(*changes, *full_prompts(self.decoder)):
+                yield
+        finally:
+            for part, state in before:
+                vars(part).clear()
+                vars(part).update(state)
 
     @contextmanager
     def _outputs_noted(self) -> Iterator[None]:
