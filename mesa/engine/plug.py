@@ -279,7 +279,13 @@ class Attachment:
         """What a rotary module gives for the running pass: cos and sin, or both as one, as keys are cached."""
         running = self.running
         if running is None:
-            raise passes.MethodNotApplied(self.not_applied_message())
+            again = any(getattr(part, "gradient_checkpointing", False) for part in self.decoder.modules())
+            raise passes.MethodNotApplied(
+                f"{self.method.name}: gradient checkpointing is not supported on this {self.model.config.model_type} "
+                "model: a layer that it computes again asks its rotary module for positions after the pass; turn it off"
+                if again
+                else self.not_applied_message()
+            )
         key = (path, structure.requested_kind(module, args, kwargs))
         running.placed.add(key)
         positions = running.cached if running.padded else running.cached[:1]
