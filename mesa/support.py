@@ -11,7 +11,7 @@ UNSCALED = ("default", "dynamic")
 """Values of rope_type whose frequencies follow one base; a dynamic one's are taken as they are within the window."""
 
 
-_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention", "hybrid", "hybrid_sliding")
 """Of layer_types: those that end so attend; transformers names the others otherwise (linear_attention, conv, mamba)."""
 
 
@@ -79,7 +79,7 @@ def check_acts(config: Any, method: Method) -> None:
 def attending_layers(config: Any) -> list[int]:
     """The layers with attention, as far as a config says; the others are convolutions, or carry a state."""
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return [layer for layer, kind in enumerate(kinds) if kind == "hybrid" or str(kind).endswith(_ATTENTION)]
+    return [layer for layer, kind in enumerate(kinds) if str(kind).endswith(_ATTENTION)]
 
 
 def headed_layers(config: Any, layers: Sequence[int] | None) -> list[int]:
@@ -166,10 +166,9 @@ def windows_of(config: Any) -> dict[int, int]:
 
     As transformers' `DynamicCache` reads a config; a layer that sees everything is left out.
     """
-    sizes = {
-        "sliding_attention": getattr(config, "sliding_window", None) or getattr(config, "attention_window_size", None),
-        "chunked_attention": getattr(config, _CHUNK, None),
-    }
+    sliding = getattr(config, "sliding_window", None) or getattr(config, "attention_window_size", None)
+    chunked = getattr(config, _CHUNK, None)
+    sizes = {"sliding_attention": sliding, "chunked_attention": chunked, "hybrid_sliding": sliding}
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         kinds = [next((kind for kind, size in sizes.items() if size), "")] * config.num_hidden_layers

@@ -138,18 +138,19 @@ def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sc
     """
     device, dtype = query.device, query.dtype
     ranges = key_ranges(schedule, device, dtype)
+    width = value.shape[3]
     if not ranges.ranges:
-        return query.new_zeros(*query.shape[:3], value.shape[3])
-    few = value.shape[3] < key.shape[3]
+        return query.new_zeros(*query.shape[:3], width)
+    few = width < key.shape[3]
     if few and dtype not in (torch.float32, torch.float64):  # in half precision only the kernel copies no keys
-        value, few = torch.nn.functional.pad(value, (0, key.shape[3] - value.shape[3])), False
+        value, few = torch.nn.functional.pad(value, (0, key.shape[3] - width)), False
     if ranges.plain and schedule.softcap is None and schedule.sinks is None and not few:  # the kernel's one call
         keys = ranges.ranges[0]
         query, key = query_of(schedule, query, ranges), keys_of(schedule, key, keys)
         value = slice_tokens(value, keys.tokens)
         if query.shape[1] == key.shape[1]:
-            return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale)
-        return attend(query, key, value, scale, False, None)[0]
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale)[..., :width]
+        return attend(query, key, value, scale, False, None)[0][..., :width]
     if dtype is torch.float32 or dtype is torch.float64:  # the query is shorter than its scores
         rows = query_of(schedule, query, ranges, scale)
         return single_softmax(schedule, ranges, rows, key, value, 1.0).view(*query.shape[:3], -1)
@@ -162,7 +163,7 @@ def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sc
         outputs.append(output)
         log_sums.append(log_sum)
     weights = softmax(torch.cat(log_sums, 2)[:, :, None], schedule.sinks, torch.float32)[:, :, 0, :, None]
-    return (torch.cat(outputs, 2) * weights).sum(2, keepdim=True).to(query.dtype)
+    return (torch.cat(outputs, 2) * weights).sum(2, keepdim=True).to(query.dtype)[..., :width]
 
 
 EXECUTORS = {"dense": dense, "fused": fused}

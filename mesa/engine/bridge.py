@@ -37,7 +37,6 @@ from mesa.engine.attention import AttentionHooks
 from mesa.engine.passes import ForwardPass
 from mesa.engine.plug import attachment_of, check_free
 from mesa.engine.projections import JointProjection, SharedGateUp, check_plain, check_readable, is_own
-from mesa.engine.structure import forget
 from mesa.errors import Failed, Refused
 from mesa.families import family_of
 from mesa.support import check_config
@@ -472,5 +471,4 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Method
         if isinstance(part, NormalizationBridge) and is_own(part.original_component):
             part.use_native_layernorm_autograd = True  # else TransformerLens computes it again
     built.__class__ = MethodBridge
-    forget(model)
     return built

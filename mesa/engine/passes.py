@@ -52,6 +52,9 @@ def span_of(mask: Mapping[str, Any]) -> Span | Refused | None:
 
 def _span(sees: Callable[..., Any], size: int | None, device: Any = None) -> Span | Refused | None:
     """`span_of` for a mask function and its window or chunk."""
+    other = Refused("a layer sees other tokens than the past, or a window or chunk of it: no plan can tell which")
+    if _by_token(sees):
+        return other
     far = 1 << 20
     back = [0, -1, far] if size is None else [0, -1, size - 1, size - 1, size]
     queries = torch.tensor([far, far, far, far + 1, far][: len(back)])
@@ -63,8 +66,15 @@ def _span(sees: Callable[..., Any], size: int | None, device: Any = None) -> Spa
     itself, next_one, *edge, last = torch.broadcast_to(torch.as_tensor(seen), queries.shape).tolist()
     span = None if size is None else Span(size, chunked=not all(edge))
     if not itself or next_one or last != (size is None):
-        return Refused("a layer sees other tokens than the past, or a window or chunk of it: no plan can tell which")
+        return other
     return span
+
+
+def _by_token(sees: Any) -> bool:
+    """Whether a mask function reads a number of each token (row, token), such as those of a prefix that sees ahead."""
+    held = [cell.cell_contents for cell in getattr(sees, "__closure__", None) or ()]
+    parts = [part for each in held for part in (each if isinstance(each, tuple) else [each])]
+    return any(part.dim() > 1 if isinstance(part, Tensor) else _by_token(part) for part in parts)
 
 
 _plain_span = lru_cache(maxsize=16)(_span)
@@ -226,10 +236,10 @@ def scatter_rows(states: Tensor, rows: Index, tokens: Index, part: Tensor) -> No
 
 
 def on_cpu(*tensors: Any) -> list[Any]:
-    """Those that are tensors of integers, copied to the CPU as one: each copy waits for the device."""
+    """Tensors copied to the CPU, those of integers as one: each copy waits for the device."""
     apart = [part for part in tensors if isinstance(part, Tensor) and part.device.type != "cpu"]
-    if not apart:
-        return list(tensors)
+    if not apart or any(part.is_floating_point() for part in apart):  # a mask of 0.5 is refused, not rounded
+        return [part.cpu() if isinstance(part, Tensor) else part for part in tensors]
     flat = torch.cat([part.flatten().long() for part in apart]).cpu().split([part.numel() for part in apart])
     copies = iter(copy.view(part.shape).to(part.dtype) for copy, part in zip(flat, apart, strict=True))
     return [next(copies) if any(part is other for other in apart) else part for part in tensors]

@@ -120,11 +120,15 @@ class Attachment:
         return {id(modules[path]): attends for path, attends in layers.items()}
 
     def _check_chosen(self) -> None:
-        """Refused for a chosen layer that the method would leave as it is."""
-        method = self.method
+        """Refused for a chosen layer that has no module, or that the method would leave as it is."""
+        method, count = self.method, len(layers_of(self.model))
         option, chosen = ("heads", dict(method.heads or ())) if method.layers is None else ("layers", method.layers)
         idle = structure.idle_layers(self.model, method) if chosen else {}
         for layer in chosen:
+            if layer >= count:  # configs may count a module once for each run, or its parts
+                raise Refused(
+                    f"{method.name}: {option} names layer {layer}; this model has modules of layers 0-{count - 1}"
+                )
             if layer in idle:
                 raise Refused(f"{method.name}: {option} names layer {layer}, {idle[layer]}")
 
@@ -275,7 +279,13 @@ class Attachment:
         """What a rotary module gives for the running pass: cos and sin, or both as one, as keys are cached."""
         running = self.running
         if running is None:
-            raise passes.MethodNotApplied(self.not_applied_message())
+            again = any(getattr(part, "gradient_checkpointing", False) for part in self.decoder.modules())
+            raise passes.MethodNotApplied(
+                f"{self.method.name}: gradient checkpointing is not supported on this {self.model.config.model_type} "
+                "model: a layer that it computes again asks its rotary module for positions after the pass; turn it off"
+                if again
+                else self.not_applied_message()
+            )
         key = (path, structure.requested_kind(module, args, kwargs))
         running.placed.add(key)
         positions = running.cached if running.padded else running.cached[:1]

@@ -18,10 +18,7 @@ from mesa.plan import rotary_base
 
 def frozen_rotary(module: nn.Module) -> nn.Module:
     """A copy of a rotary module that keeps its frequencies (dynamic NTK's first ones) until `settle`, at any length."""
-    frozen: Any = copy.deepcopy(module)
-    for part in frozen.modules():
-        if hasattr(part, "_hf_hook"):  # accelerate's: it would put what comes out on the module's own device
-            remove_hook_from_module(part)
+    frozen = _unhooked_copy(module)
     if hasattr(frozen, "original_inv_freq"):  # a long input may have changed the others in place
         frozen.inv_freq = frozen.original_inv_freq.clone()
     by_length = getattr(frozen, "rope_type", "default") == "longrope"
@@ -57,12 +54,19 @@ def _follows(frozen: Any) -> bool:
 
 def fresh_rotary(module: nn.Module) -> nn.Module:
     """A copy of a rotary module as it is before any text."""
-    fresh: Any = copy.deepcopy(module)
-    for part in fresh.modules():
-        if hasattr(part, "_hf_hook"):  # accelerate's, see `frozen_rotary`
-            remove_hook_from_module(part)
+    fresh = _unhooked_copy(module)
     restart(fresh)
     return fresh
+
+
+def _unhooked_copy(module: nn.Module) -> Any:
+    """A copy without hooks, which would run a second time after the module's, and may hold what is large."""
+    hooks = [hooks for part in module.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+    copied = copy.deepcopy(module, {id(each): type(each)() for each in hooks})
+    for part in copied.modules():
+        if hasattr(part, "_hf_hook"):  # accelerate's: it would put what comes out on the module's own device
+            remove_hook_from_module(part)
+    return copied
 
 
 def restart(fresh: Any) -> None:

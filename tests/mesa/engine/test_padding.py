@@ -1,6 +1,7 @@
 """Padding on the right or in between: every row is what it is alone; a lost mask moves logits by more than 0.1."""
 
 import cases
+import matrix
 import numpy as np
 import pytest
 import tiny
@@ -165,6 +166,27 @@ def test_what_no_plan_is_for_is_refused_with_the_way_round(model, case):
     rows, length, given, message = REFUSED[case]
     with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match=message):
         logits(model, tokens(rows, length), **given)
+
+
+def test_a_prefix_that_sees_ahead_is_refused():
+    """Its mask function reads types by token, and is asked about one far beyond them."""
+    ids, message = tokens(1, 20), "a layer sees other tokens than the past"
+    model = matrix.build("hrm_text")
+    with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match=message):
+        logits(model, ids, token_type_ids=torch.ones_like(ids))
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it is on another device."""
+
+    device = torch.device("cuda")
+
+
+def test_masks_come_to_the_cpu_as_they_are():
+    half, ids = torch.full((1, 4), 0.5).as_subclass(Elsewhere), torch.arange(4)[None].as_subclass(Elsewhere)
+    for given in ((half, ids), (ids, ids + 1), (None, ids)):
+        for one, other in zip(passes.on_cpu(*given), given, strict=True):
+            assert one is other is None or (one.dtype == other.dtype and one.tolist() == other.tolist())
 
 
 def test_no_input_is_left_to_the_model(model):

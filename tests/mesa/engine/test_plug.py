@@ -104,6 +104,29 @@ def test_rotary_tables_come_out_where_the_states_are():
     assert model.model.rotary_emb._hf_hook is hook  # the model keeps its own
 
 
+class Counting:
+    """A hook, which holds what is not to be copied."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, *args):
+        self.calls += 1
+
+    def __deepcopy__(self, memo):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("name", ["rerope", "crop"])
+def test_hooks_of_a_rotary_module_run_once(model, name):
+    before, after = Counting(), Counting()
+    model.model.rotary_emb.register_forward_pre_hook(before)
+    model.model.rotary_emb.register_forward_hook(after)
+    with mesa.applied(model, cases.method(name)):
+        logits(model, tokens(1, 40))
+    assert (before.calls, after.calls) == (1, 1)
+
+
 @pytest.mark.parametrize("executor", ["dense", "fused"])
 def test_crop_is_the_stock_model_on_the_last_tokens(model, executor):
     """Another token in or out of the window moves these logits by more than 0.02."""

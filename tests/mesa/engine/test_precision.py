@@ -2,6 +2,7 @@
 
 import cases
 import pytest
+import structures
 import tiny
 import torch
 from families import build
@@ -55,6 +56,17 @@ def test_autocast_rounds_and_no_more(family, name, executor):
     with torch.autocast("cpu", torch.bfloat16):
         rounded = stepwise(model, method, executor)
     assert 0 < (rounded - exact).pow(2).mean().sqrt() < 0.02 * exact.std()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("heads", [None, {0: (0, 2)}])
+def test_values_of_fewer_dims_than_keys_decode_in_half_precision(heads, dtype):
+    model, (ids, mask), method = structures.build("MLA"), structures.padded(), cases.method("rerope", heads=heads)
+    results = []
+    for kind in (torch.float32, dtype):
+        with mesa.applied(model.to(kind), method):
+            results.append(structures.run(model, ids, mask).float())
+    assert (results[1] - results[0]).pow(2).mean().sqrt() < 0.05 * results[0].std()
 
 
 THIRDS = [(family, "leaky-rerope") for family in ("llama", "mpt", "phi3 longrope")]

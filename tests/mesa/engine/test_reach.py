@@ -12,7 +12,7 @@ import mesa
 from mesa.engine import structure
 from mesa.errors import Refused
 from mesa.settings import fitting_methods
-from mesa.support import as_trained_text, windows_of
+from mesa.support import as_trained_text, attending_layers, windows_of
 
 MIXED = "cohere2 gemma3 gemma3n gemma4 gpt_oss olmo3".split()
 """Families with a sliding window of 17 tokens in layer 0, and full attention in layer 1."""
@@ -42,6 +42,12 @@ def test_windows_below_m_stay_as_trained_and_wider_ones_do_not(family):
         assert torch.equal(logits(model, within)[0], logits(model, replace(within, layers=(0, 1)))[0])
 
 
+def test_a_sliding_layer_with_a_convolution_is_one_with_a_window():
+    model = matrix.build("zaya", layer_types=["hybrid_sliding", "hybrid"])
+    assert structure.windows(model) == windows_of(model.config) == {0: 17}
+    assert attending_layers(model.config) == [0, 1]
+
+
 @torch.no_grad()
 def test_the_last_distance_in_a_window_is_one_below_its_size():
     """17 tokens hold distances up to 16: at M = 17 nothing changes, at M = 16 the farthest does."""
@@ -55,6 +61,16 @@ def test_the_last_distance_in_a_window_is_one_below_its_size():
     assert float((changed - stock).abs().max()) > 1e-3
     assert torch.equal(changed, logits(model, mesa.ReRoPE(trained_length=17, layers=(0, 1, 2), **window))[0])
     torch.testing.assert_close(logits(model, mesa.Origin(trained_length=17))[0], stock, atol=1e-5, rtol=0)
+
+
+def test_a_model_changed_since_the_last_block_is_examined_again():
+    model, method = families.build("mistral sliding", sliding_window=17), mesa.ReRoPE(trained_length=24)
+    with pytest.warns(UserWarning, match="would change nothing"):
+        logits(model, method)
+    model.config.sliding_window = None
+    assert logits(model, method)[1] == dict.fromkeys(range(3), (0, 1, 2, 3))
+    del model.model.layers[1:]
+    assert logits(model, method)[1] == {0: (0, 1, 2, 3)}
 
 
 def test_a_config_says_before_any_weights_are_read_that_no_layer_acts():

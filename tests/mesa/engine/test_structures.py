@@ -7,6 +7,7 @@ import cases
 import pytest
 import structures
 import torch
+from families import DYNAMIC, build
 from structures import LENGTH, NAMES, STRUCTURES, held_to_pairs
 from tiny import model as tiny_model, tokens
 from torch import nn
@@ -14,6 +15,7 @@ from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM, LlamaFor
 from transformers.models.llama import modeling_llama
 
 import mesa
+from mesa.engine import structure
 from mesa.engine.structure import structure_of
 
 QUICK = {"sinks": "mesa", "chunks": "streaming-llm", "MLA, complex": "dynamic-ntk", "soft cap": "self-extend"}
@@ -243,3 +245,16 @@ def test_the_probe_leaves_no_trace():
     assert model.model.layers[1].mlp.training
     assert torch.equal(torch.get_rng_state(), state)
     assert dict(model.model.layers[0]._forward_hooks) == hooks
+
+
+@torch.no_grad()
+def test_the_probe_has_a_rotary_module_forget_no_long_text(monkeypatch):
+    monkeypatch.setattr(structure, "_cache", {})
+    model = build("llama", **{**DYNAMIC, "max_position_embeddings": 2 * structure.TOKENS})
+    module = model.model.rotary_emb
+    model(tokens(1, 200))
+    state, frequencies = dict(vars(module)), module.inv_freq.clone()
+    with mesa.applied(model, cases.method("rerope")):
+        pass
+    assert vars(module) == state
+    assert torch.equal(module.inv_freq, frequencies)

@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import cases
+import matrix
 import pytest
 import tiny
 import torch
@@ -129,6 +130,16 @@ def test_checkpointed_layers_find_their_own_pass(name, reentrant):
         losses(model).backward()
     for weight, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, expected[weight], atol=1e-6, rtol=1e-4)
+
+
+def test_checkpointed_layers_with_a_rotary_module_of_theirs_are_an_error():
+    model = matrix.build("recurrent_gemma").train()
+    checkpointed(model, {"use_reentrant": False})
+    message = "rerope: gradient checkpointing is not supported on this recurrent_gemma model: .* turn it off"
+    with mesa.applied(model, cases.method("rerope", layers=(1,)), executor="dense"):
+        loss = losses(model)
+        with pytest.raises(RuntimeError, match=message):
+            loss.backward()
 
 
 @pytest.mark.parametrize("stock", ["sdpa", "eager"])
