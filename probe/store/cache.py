@@ -14,6 +14,7 @@ from urllib.parse import quote
 import numpy as np
 import xarray as xr
 
+from mesa.methods import registry
 from probe.files import write
 from probe.store.reader import StoredRun, region_sums, store_mark
 
@@ -90,8 +91,8 @@ def load(run: StoredRun, name: str) -> Derived | None:
 
 
 def mark(run: StoredRun) -> str:
-    """A sha256 of the store's attributes, of all its values (by their check sums) and of our code."""
-    digest = hashlib.sha256(f"{store_mark(run.hidden.attrs)} {_code()}".encode())
+    """A sha256 of the store's attributes, of its values (by their check sums), of our code and the known methods."""
+    digest = hashlib.sha256(f"{store_mark(run.hidden.attrs)} {_code()} {sorted(registry())}".encode())
     for region in region_sums(run.path):
         digest.update(region)
     return digest.hexdigest()

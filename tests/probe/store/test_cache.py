@@ -71,6 +71,12 @@ def test_a_damaged_or_linked_cache_is_recomputed(run, number):
     assert load(run, "one") is None
 
 
+def test_the_mark_is_of_the_methods_that_are_installed(run, monkeypatch):
+    before = cache.mark(run)
+    monkeypatch.setattr(cache, "registry", lambda: {"coarse": None})
+    assert cache.mark(run) != before
+
+
 def test_the_mark_is_of_all_code_that_values_depend_on(monkeypatch):
     paths = []
     monkeypatch.setattr(Path, "read_bytes", lambda path: paths.append(path.as_posix()) or b"")
