@@ -310,7 +310,11 @@ def table(rows: list[dict[str, Any]], lengths: list[int]) -> str:
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
     parts.insert(1, _efficiency_table(by, lengths))
-    grown = [(row["length"], row["prefill"]) for row in rows if row["name"] == LINEAR and row["length"] >= 2048]
+    grown = [
+        (row["length"], ratio(row, "prefill", rows) * stock_row(rows, row["length"])["prefill"])
+        for row in rows
+        if row["name"] == LINEAR and row["length"] >= 2048
+    ]
     if len(grown) > 1:
         exponent = np.polyfit(*np.log(np.array(grown)).T, 1)[0]
         span = f"{grown[0][0]} to {grown[-1][0]}"

@@ -43,7 +43,7 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
     more: the further options of the command, and `run_options`.
     """
     from probe.experiment.lock import owned
-    from probe.experiment.pool import deadline, is_over
+    from probe.experiment.pool import deadline
     from probe.files import json_text
     from probe.store.result_file import result_text
 
@@ -88,7 +88,7 @@ def run_experiment(command: Command, request: Any, *more: Any) -> int:
     if results.failed:
         print_continues(options, f"{results.failed} cells failed")
     elif results.left:
-        over = f"{minutes:g} minutes are over, " if minutes and is_over(until) else ""
+        over = f"nothing more fits in {minutes:g} minutes, " if minutes else ""
         of_tasks = "task is" if results.left.split()[-1] == "1" else "tasks are"
         print_continues(options, f"{over}{results.left} {of_tasks} left")
     if options.json:

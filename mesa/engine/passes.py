@@ -61,7 +61,7 @@ def _span(sees: Callable[..., Any], size: int | None, device: Any = None) -> Spa
     pairs = torch.zeros_like(queries), torch.zeros_like(queries), queries, queries - torch.tensor(back)
     try:  # on the CPU, where nothing waits for a device
         seen = sees(*pairs)
-    except RuntimeError:  # it holds tensors of the model's device: packed texts
+    except RuntimeError:  # it holds tensors of the model's device: the left padding of chunks
         seen = sees(*(part.to(device) for part in pairs))
     itself, next_one, *edge, last = torch.broadcast_to(torch.as_tensor(seen), queries.shape).tolist()
     span = None if size is None else Span(size, chunked=not all(edge))

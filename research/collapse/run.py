@@ -217,6 +217,8 @@ def evaluate(table: Any, name: str, law: Law) -> None:
             "naive cut": np.where(means[layer] < lowest, 1.0, 0.0),
             "arithmetic": np.where(far, 1.0, 0.0),
         }
+        if lowest == 1:  # of ratios to Origin's distance, which have no spread at M
+            del rules["naive cut"]
         for rule, excess in rules.items():
             length = failure_length(lengths, excess)
             pairs.append(
@@ -242,7 +244,7 @@ def scored(by_config: Any, trained: int) -> list[dict[str, Any]]:
     rows = []
     for kind, part in (("all", wide), ("far keys", wide[wide.far]), ("no far keys", wide[~wide.far])):
         truth, count = part["measured"].to_numpy(), len(part)
-        for rule in ("A", "B", "law", "arithmetic", "naive cut"):
+        for rule in [rule for rule in ("A", "B", "law", "arithmetic", "naive cut") if rule in part]:
             length, rng = part[rule].to_numpy(), np.random.default_rng(0)
             ranks = [np.where(values > 0, values, 12 * trained) for values in (length, truth)]
             drawn = rng.integers(0, count, (1000, count))

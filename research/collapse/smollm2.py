@@ -27,7 +27,6 @@ import mesa
 from mesa.decoder import layers_of, removed
 from mesa.methods import Method, make
 from mesa.plan import relative_positions
-from mesa.support import trained_length
 from probe.commands.predict.formula import Law
 from probe.eval_tasks.retrieval import first_ids
 from probe.eval_tasks.score import heldout_ids, nll
@@ -35,11 +34,12 @@ from probe.thresholds.state_distance import StateReference
 from research.collapse.run import DILUTION, RESULTS, TEXTS, WITHIN, evaluate, methods_of
 from research.script import Journal, deadline, load_options, make_parser, run
 
+M = 8192
 TIMES = (1, 1.25, 1.5, 1.75, 2)
 """Lengths in M."""
 FITTED = ("_pydecimal", "turtle", "typing")
 """Files of the standard library: the distribution and the scale."""
-EVALUATED = TEXTS[:4]
+EVALUATED, LEAST = TEXTS[:4], 2
 CONFIGS = (
     "leaky-rerope:k=1.2,log_n=false",
     "leaky-rerope:k=1.3,log_n=false",
@@ -56,17 +56,26 @@ BLOCK = 512
 
 def main(args: argparse.Namespace) -> None:
     """Measures what is not there, then evaluates."""
+    if args.model != "smollm2" or args.trained_length not in (None, M):
+        raise ValueError("this script measures SmolLM2 at its M alone; run.py takes other models")
     if not args.evaluate:
-        measure(args).to_csv(RESULTS / "smollm2.csv", index=False, float_format="%.4f")
-    law = Law(8192, np.array(json.loads(CURVE.read_text(encoding="utf-8"))["curve"]["excess"]), POWER, SCALE_POWER)
+        table = measure(args)
+        texts = table[table.config == "origin"].groupby("texts")["text"].nunique() if len(table) else {}
+        if texts.get("scale", 0) < len(FITTED) or texts.get("evaluated", 0) < LEAST:
+            print("too few texts have all their passes; the same command continues")
+            return
+        table.to_csv(RESULTS / "smollm2.csv", index=False, float_format="%.4f")
+    law = Law(M, np.array(json.loads(CURVE.read_text(encoding="utf-8"))["curve"]["excess"]), POWER, SCALE_POWER)
     evaluate(pd.read_csv(RESULTS / "smollm2.csv"), "smollm2", law)
 
 
 def measure(args: argparse.Namespace) -> Any:
     """A row a set of texts, config, length and text, as run.py's, of the texts that have every pass."""
     loaded = mesa.load(args.model, **load_options(args))
-    model, trained = loaded.model, args.trained_length or trained_length(loaded.model.config)
+    model, trained = loaded.model, M
     journal = Journal(args.out / "journal.jsonl", {"model": args.model, "M": trained}, overwrite=args.overwrite)
+    for path in args.out.glob("inside-*.npz") if args.overwrite else ():
+        path.unlink()
     over, first, longest = deadline(args.minutes), first_ids(loaded.tokenizer), int(TIMES[-1] * trained)
     folder = Path(find_spec("sklearn").origin).parent  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
     files = [Path(str(find_spec(name).origin)) for name in FITTED]  # pyright: ignore[reportOptionalMemberAccess]
@@ -78,7 +87,12 @@ def measure(args: argparse.Namespace) -> Any:
     prompts = [
         {start: np.array([*first, *ids[start + len(first) : start + trained]]) for start in starts} for ids in texts
     ]
-    kept = [in_window_states(model, each, args.out / f"inside-{n}.npz") for n, each in enumerate(prompts[:3])]
+    kept = []
+    for number, each in enumerate(prompts[: len(FITTED)]):
+        path = args.out / f"inside-{number}.npz"
+        if over() and not path.exists():
+            return pd.DataFrame()
+        kept.append(in_window_states(model, each, path))
     fitted = np.stack([np.concatenate([states[:, ::2] for states, _ in each.values()], 1) for each in kept], 1)
     everywhere = [StateReference.fit(of_layer) for of_layer in fitted]
     methods = methods_of(trained, ("origin", DILUTION, *CONFIGS))
@@ -116,7 +130,8 @@ def in_window_states(
             states, loss = last_states(model, make("origin", len(ids)), ids, len(ids) // 4)
             passes |= {f"states {start}": states, f"loss {start}": loss}
             print(path.stem, start, round(float(loss.mean()), 2), flush=True)
-        np.savez(path, **passes)  # pyright: ignore[reportArgumentType]
+        np.savez(part := path.with_suffix(".part.npz"), **passes)  # pyright: ignore[reportArgumentType]
+        part.replace(path)
     read = np.load(path)
     return {start: (read[f"states {start}"], read[f"loss {start}"]) for start in prompts}
 
@@ -181,6 +196,7 @@ def table_of(journal: Journal, starts: Sequence[int], trained: int) -> Any:
 def parser() -> argparse.ArgumentParser:
     """The script's parser."""
     top = make_parser(__doc__, "runs/collapse/smollm2", "collapse")
+    top.prog = "python research/collapse/smollm2.py"
     top.set_defaults(model="smollm2")
     top.add_argument("--evaluate", action="store_true", help="measure nothing")
     return top

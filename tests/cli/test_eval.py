@@ -80,16 +80,19 @@ def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(words, tmp_pa
         patch.setattr(running, "is_over", lambda until: until is not None)
         assert main([*words, str(cut), "--minutes", "5"]) == 0
     printed = capsys.readouterr()
-    assert "5 minutes are over, 8 of 8 tasks are left; the same command continues from" in printed.err
+    assert "nothing more fits in 5 minutes, 8 of 8 tasks are left; the same command continues from" in printed.err
     assert printed.out == ""
     assert not cut.exists()
     for left in (7, 6):
         assert main([*words, str(cut), "--minutes", "5"]) == 0
         printed = capsys.readouterr()
-        assert f"5 minutes are over, {left} of 8 tasks are left; the same command continues from" in printed.err
+        assert (
+            f"nothing more fits in 5 minutes, {left} of 8 tasks are left; the same command continues from"
+            in printed.err
+        )
         assert summary(cut)["tasks_left"] == left
         assert "samples.csv, summary.json" in printed.out
     assert main([*words, str(cut)]) == 0
-    assert "minutes are over" not in capsys.readouterr().err
+    assert "minutes, " not in capsys.readouterr().err
     assert main([*words, str(whole)]) == 0
     assert summary(cut) == summary(whole)

@@ -600,7 +600,7 @@ class _Run:
     def _is_written(self) -> bool:
         """Whether store and report are of all rows, under the plan's methods and by the rule."""
         summary = run_summary(self.out) if self.path.exists() else None
-        if summary is None or (self.has_states and summary.onset_by != self.by):
+        if summary is None or (summary.onset_by != self.by and not isinstance(summary.drift, str)):
             return False
         evaluation = reader.open_run(self.path).evaluation
         if evaluation is None or evaluation["method"].values.tolist() != [*self.plan.methods]:

@@ -11,7 +11,7 @@ import xarray as xr
 from pydantic.dataclasses import dataclass
 
 from mesa.errors import Refused
-from mesa.methods import make
+from mesa.methods import Method, make
 from mesa.plan import Plan, restarts
 from probe.commands import Findings, RunFacts, tell
 from probe.figures.section import Table, filled, plain_table
@@ -187,10 +187,10 @@ _SCORES = {"NLL": "tail_nll", "passkey": "passkey"}
 
 MethodRows = Sequence[Row]
 RANKED = (
-    "Ranked by longest passing length, then by mean tail NLL at the longest length measured. A method shares the rank "
-    "of those before it unless it is clearly worse than one of them: the paired 95% interval of the difference lies "
-    "above 0. Methods that cannot be evaluated come last. In brackets: 95% intervals; (a, b] means that failure begins "
-    "after a and by b tokens."
+    "Ranked by longest passing length, then by mean tail NLL less the reference's on the same texts, at the longest "
+    "length measured. A method shares the rank of those before it unless it is clearly worse than one of them: the "
+    "paired 95% interval of the difference lies above 0. Methods that cannot be evaluated come last. In brackets: 95% "
+    "intervals; (a, b] means that failure begins after a and by b tokens."
 )
 """The rule that `ranked` obeys."""
 SERVED = (
@@ -308,11 +308,16 @@ def method_table(evidence: Evidence, rows: Sequence[Row]) -> Table:
 
 def _served_by(config: Mapping[str, Any]) -> str:
     """The servers whose options compute a method, from what was recorded of it."""
+    method = _method(config)
+    return (", ".join(method.served_by) if method else "") or _NONE
+
+
+def _method(config: Mapping[str, Any]) -> Method | None:
+    """The method that was recorded; None for one of a package that is not installed here, or of another version."""
     try:
-        sizes = {key: value for key, value in config.items() if key != "name"}
-        return ", ".join(make(config["name"], **sizes).served_by) or _NONE
-    except (KeyError, Refused, TypeError):  # of a package that is not installed here, or of another version
-        return _NONE
+        return make(config["name"], **{key: value for key, value in config.items() if key != "name"})
+    except (KeyError, Refused, TypeError):
+        return None
 
 
 def score_table(evidence: Evidence) -> Table:
@@ -980,6 +985,7 @@ def verdict(evidence: Evidence, findings: Findings) -> Verdict:
             *findings.notes,
             *about_truncation(evidence, rows),
             *_following(evidence),
+            *_not_installed(evidence),
             *_in_stages(evidence),
             SERVED,
         ],
@@ -1023,6 +1029,17 @@ def _in_stages(evidence: Evidence) -> list[str]:
         "Passkeys count once every method has them at its longest length."
     ]
     return [*sentences, *([f"{level.by_position} (one text)."] if level.by_position else [])]
+
+
+def _not_installed(evidence: Evidence) -> list[str]:
+    """Of methods whose package is gone, that their plans are not known."""
+    names = [name for name, config in evidence.method_configs.items() if config and not _method(config)]
+    if not names or isinstance(evidence.drift, str):
+        return []
+    return [
+        f"{listed(names)}: not installed here, or with other parameters. Drift is evaluated as if positions never "
+        "restarted."
+    ]
 
 
 def _following(evidence: Evidence) -> list[str]:

@@ -52,6 +52,7 @@ def test_a_method_that_is_not_installed_is_reported_without_its_plan(config, tmp
     summary = as_json(full_summary(analyse(open_run(run))))
     assert summary["follows_length"] == ["dynamic-ntk"]
     assert {row["method"]: row["drift_onset"]["text"] for row in summary["methods"]}["mesa"] == "none up to 320"
+    assert "mesa: not installed here, or with other parameters. Drift is" in json.dumps(summary)
 
 
 def test_an_earlier_summary_is_read(summary, folder):
