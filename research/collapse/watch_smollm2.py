@@ -1,11 +1,13 @@
 """Does `probe.watch` warn on SmolLM2, as it is by default? rule.md, evaluated.
 
 mesa-lens fetch smollm2
-python research/collapse/watch_smollm2.py      # results/watch-smollm2.csv; 25 minutes on two cores
+python research/collapse/watch_smollm2.py               # results/watch-smollm2.csv; 25 minutes on two cores
+python research/collapse/watch_smollm2.py --layer 26    # results/watch-smollm2-26.csv
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import sysconfig
 import warnings
@@ -31,11 +33,13 @@ def texts() -> tuple[list[Path], list[Path]]:
 
 
 @torch.no_grad()
-def main() -> None:
+def main(layer: int | None) -> None:
     """Writes a row for each window: its end, ratio, and whether it is detected."""
+    table = RESULTS / ("watch-smollm2.csv" if layer is None else f"watch-smollm2-{layer}.csv")
     loaded, (fitted, watched) = mesa.load("smollm2"), texts()
     rows = []
-    with probe.watch(loaded, [path.read_text(encoding="utf-8") for path in fitted], samples=len(fitted)) as watching:
+    prompts = [path.read_text(encoding="utf-8") for path in fitted]
+    with probe.watch(loaded, prompts, samples=len(fitted), layer=layer) as watching:
         warnings.simplefilter("ignore")
         for path in watched:
             ids = loaded.tokenizer(path.read_text(encoding="utf-8"), return_tensors="pt")["input_ids"][:, :LENGTH]
@@ -46,9 +50,11 @@ def main() -> None:
                 for position, ratio in watching.distances[0]:
                     of_window = {"position": position, "ratio": round(ratio, 4), "detected": position in detected}
                     rows.append({"text": path.stem, "method": name, "limit": round(watching.limit, 4)} | of_window)
-                pd.DataFrame(rows).to_csv(RESULTS / "watch-smollm2.csv", index=False)
+                pd.DataFrame(rows).to_csv(table, index=False)
                 print(rows[-1], flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layer", type=int, help="whose states are watched (None: the default at the time)")
+    main(parser.parse_args().layer)
