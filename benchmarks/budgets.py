@@ -118,7 +118,7 @@ def model_of(name: str, device: Device) -> Any:
     config = config_of(name)
     with META:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    structure._of_model[model] = structure.family_of(model.config.model_type), known
+    structure._cache[structure._key(model)] = known
     for layer in model.model.layers:
         tupled = hasattr(layer.mlp, "router")  # a mixture's scores come out as well
         layer.mlp.forward = (lambda states: (states, None)) if tupled else (lambda states: states)

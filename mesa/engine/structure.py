@@ -163,12 +163,16 @@ def layers_as_trained(model: Any, method: Method) -> dict[int, int]:
 
 
 def _examined(model: Any) -> Examined:
-    """Both, found once for each class, config and modules, which may be changed between two blocks."""
-    family = family_of(model.config.model_type)
-    key = (type(model), repr(model.config.to_dict()), family, *_classes(decoder_of(model)))
-    if key not in _cache:
+    """Both, found once for each key."""
+    if (key := _key(model)) not in _cache:
         _cache[key] = _Probe(model).structure()
     return _cache[key]
+
+
+def _key(model: Any) -> tuple[Any, ...]:
+    """Class, config, family and modules, which may be changed between two blocks."""
+    family = family_of(model.config.model_type)
+    return (type(model), repr(model.config.to_dict()), family, *_classes(decoder_of(model)))
 
 
 def _classes(module: nn.Module) -> list[Any]:
