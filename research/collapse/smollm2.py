@@ -2,6 +2,7 @@
 
 mesa-lens fetch smollm2
 python research/collapse/smollm2.py             # results/smollm2.csv; an hour and a half on two cores; resumable
+mkdir -p runs/collapse && cp -r research/collapse/results/smollm2 runs/collapse  # before it: goes on from its journal
 python research/collapse/smollm2.py --evaluate  # the stored numbers again
 
 Losses are less Origin's at M of the same tokens, distances over Origin's there.
