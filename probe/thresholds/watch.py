@@ -166,7 +166,7 @@ def watch(
     Args:
         loaded: What `mesa.load` returns, without a method; attach one inside.
         texts: In-window texts. Default: the shipped held-out ones.
-        layer: Whose output is watched; default the last.
+        layer: Whose output is watched; default at nine tenths of the depth, of up to five layers the last.
         limit: The ratio to the mean in-window distance below which, and over which inverted, it warns; default that
             of the window within M that lies farthest.
         trained_length: M, tokens. Default: what the config states.
@@ -191,7 +191,7 @@ def watch(
     """
     model, M = loaded.model, trained_length or stated_length(loaded.model.config)
     layers, window = layers_of(model), M // 4
-    layer = len(layers) - 1 if layer is None else layer
+    layer = round(0.9 * (len(layers) - 1)) if layer is None else layer
     if not 0 <= layer < len(layers):
         raise Refused(f"layer {layer} is not there; this model has layers 0-{len(layers) - 1}")
     if M < 16:

@@ -177,6 +177,20 @@ def test_the_watch_warns_where_the_model_fails_and_not_under_a_method_that_holds
     assert not any(layer._forward_hooks for layer in loaded.model.model.layers)
 
 
+def test_the_watch_goes_by_the_layer_at_nine_tenths_of_the_depth():
+    loaded = mesa.load()
+    config, layers = loaded.model.config, [*loaded.model.model.layers]
+    layers += [copy.deepcopy(layer, {id(config): config}) for layer in layers]
+    for number, layer in enumerate(layers):
+        layer.self_attn.layer_idx = number
+    loaded.model.model.layers = torch.nn.ModuleList(layers)
+    config.num_hidden_layers, limits = 8, []
+    for layer in (None, 6, 7):
+        with probe.watch(loaded, samples=2, layer=layer) as watching:
+            limits.append(watching.limit)
+    assert limits[0] == limits[1] != limits[2]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_the_watch_is_of_the_latest_prompt_with_a_cache_or_without():
     loaded, greedy = mesa.load(), {"max_new_tokens": 3, "do_sample": False}
