@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -224,15 +224,17 @@ def plans_of(run: StoredRun, hidden: xr.DataArray) -> dict[str, Plan]:
 
 def _methods(run: StoredRun) -> dict[str, Method]:
     """The run's methods as it was made with, where it tells and they are installed."""
-    methods = {}
-    for name, config in json.loads(run.hidden.attrs.get("method_configs", "{}")).items():
-        options: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in config.items()}
-        if {"name", "trained_length"} <= options.keys():
-            try:
-                methods[name] = make(options.pop("name"), options.pop("trained_length"), **options)
-            except (Refused, TypeError):  # of a package that is not installed here, or of another version
-                continue
-    return methods
+    configs = json.loads(run.hidden.attrs.get("method_configs", "{}"))
+    return {name: method for name, config in configs.items() if (method := recorded_method(config))}
+
+
+def recorded_method(config: Mapping[str, Any]) -> Method | None:
+    """The method of a record; None for one of a package that is not installed here, or of another version."""
+    options: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in config.items()}
+    try:
+        return make(options.pop("name"), **options)
+    except (KeyError, Refused, TypeError):
+        return None
 
 
 def _following(analysis: Analysis) -> list[str]:

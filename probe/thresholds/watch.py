@@ -166,7 +166,7 @@ def watch(
     Args:
         loaded: What `mesa.load` returns, without a method; attach one inside.
         texts: In-window texts. Default: the shipped held-out ones.
-        layer: Whose output is watched; default at nine tenths of the depth, of up to five layers the last.
+        layer: Whose output is watched; default 0.9 times the last one's number, rounded.
         limit: The ratio to the mean in-window distance below which, and over which inverted, it warns; default that
             of the window within M that lies farthest.
         trained_length: M, tokens. Default: what the config states.

@@ -489,7 +489,7 @@ def curves_export(
     names = [name for name in ("tail_nll", "passkey") if name in evaluation and np.isfinite(evaluation[name]).any()]
     if "tail_nll" not in names:
         of = ", ".join(evaluation["method"].values.tolist())
-        raise Refused(f"no loss of {of} is there yet; the same `mesa-lens probe` goes on")
+        raise Refused(f"the loss of {of} is not measured yet; the same `mesa-lens probe` continues")
     chart = curves_chart(evaluation[names], measured, trained_length, predicted)
     attrs = {**evaluation.attrs, "trained_length": trained_length}
     samples = {f"curves-{name}": evaluation[[name]].assign_attrs(attrs) for name in names}

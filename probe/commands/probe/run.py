@@ -393,9 +393,8 @@ def _documents(plan: ProbePlan) -> tuple[np.ndarray, ...]:
     return score.documents_of(tokenizer, None if text is None else str(text))[0]
 
 
-def stage_passes(plan: ProbePlan) -> Passes:
+def stage_passes(stages: Stages) -> Passes:
     """The passes, by method and length, of the stages up to the methods' at the lengths and around the bracket."""
-    stages = stages_of(plan, _documents(plan))
     return passes_of(work_of(stages, stages.nominal()))
 
 
@@ -406,7 +405,7 @@ def estimate_stages(plan: ProbePlan, out: Path, *, overwrite: bool) -> Estimate:
         _check_states(plan, out)
     stages = stages_of(plan, _documents(plan))
     rows = {} if overwrite else stages.open_journal(out).rows
-    passes = passes_of(work_of(stages, stages.nominal()))
+    passes = stage_passes(stages)
     there = sum(len(row.get("scores", ())) for row in rows.values())
     looks = stages.looks
     more = ", more where the interval leaves failure open" if len(looks) > 1 else ""
@@ -712,7 +711,7 @@ def _staged(
     staged = replace(plan(request, rule, longest), speed=speed)
     stated = any(getattr(request, name) != getattr(ProbeRequest, name) for name in AMOUNT_FIELDS)
     full = "the request" if stated else "all that is measured by default"
-    first = seconds_of(stage_passes(staged), speed)
+    first = seconds_of(stage_passes(stages_of(staged, _documents(staged))), speed)
     until = f"about {format_seconds(first)} until all methods are measured there"
     more = (
         "the same command goes on" if first > 60 * minutes - spent else "then more texts, passkeys, narrower brackets"

@@ -10,8 +10,6 @@ import numpy as np
 import xarray as xr
 from pydantic.dataclasses import dataclass
 
-from mesa.errors import Refused
-from mesa.methods import Method, make
 from mesa.plan import Plan, restarts
 from probe.commands import Findings, RunFacts, tell
 from probe.figures.section import Table, filled, plain_table
@@ -22,6 +20,7 @@ from probe.run_folder import REPORTED
 from probe.statistics import confidence_of, shown, tally
 from probe.store.reader import StoredRun, open_run, store_mark
 from probe.store.result_file import Number, ResultFile, formerly, having, percent
+from probe.thresholds.analysis import recorded_method
 from probe.thresholds.failure import NLL, PASSKEY, Failure, PredictedFailure
 from probe.thresholds.onset import ALPHA, DriftOnset, crossing_texts, excluded, ranges
 from probe.thresholds.result import (
@@ -308,16 +307,8 @@ def method_table(evidence: Evidence, rows: Sequence[Row]) -> Table:
 
 def _served_by(config: Mapping[str, Any]) -> str:
     """The servers whose options compute a method, from what was recorded of it."""
-    method = _method(config)
+    method = recorded_method(config)
     return (", ".join(method.served_by) if method else "") or _NONE
-
-
-def _method(config: Mapping[str, Any]) -> Method | None:
-    """The method that was recorded; None for one of a package that is not installed here, or of another version."""
-    try:
-        return make(config["name"], **{key: value for key, value in config.items() if key != "name"})
-    except (KeyError, Refused, TypeError):
-        return None
 
 
 def score_table(evidence: Evidence) -> Table:
@@ -1033,7 +1024,11 @@ def _in_stages(evidence: Evidence) -> list[str]:
 
 def _not_installed(evidence: Evidence) -> list[str]:
     """Of methods whose package is gone, that their plans are not known."""
-    names = [name for name, config in evidence.method_configs.items() if config and not _method(config)]
+    names = [
+        name
+        for name, config in evidence.method_configs.items()
+        if "trained_length" in config and not recorded_method(config)
+    ]
     if not names or isinstance(evidence.drift, str):
         return []
     return [

@@ -476,7 +476,7 @@ def labels_of(
         of = [np.full(len(ids), number) for number, ids in enumerate(documents)]
         numbered = np.concatenate([half.last(of, tokens) for half in halves])
         are_numbers = len({*classes}) > _FEW and isinstance(classes[0], float)  # then all are
-        same = numbered[:, -1] if _within(values[known], numbered[known], are_numbers) < 0.5 else None
+        same = numbered[:, -1] if _share_within(values[known], numbered[known], are_numbers) < 0.5 else None
         if are_numbers:
             return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known, documents=same)
         return Labels(CLASSES, values.astype(str), known, documents=same)
@@ -490,7 +490,7 @@ def labels_of(
     return Labels(CLASSES, values.astype(int), np.ones(values.shape, bool), "1: open after the token")
 
 
-def _within(labels: np.ndarray, documents: np.ndarray, are_numbers: bool) -> float:
+def _share_within(labels: np.ndarray, documents: np.ndarray, are_numbers: bool) -> float:
     """The share of the labels' variance that is within documents; of classes, of the chance that two differ."""
     columns = labels.astype(float)[:, None] if are_numbers else labels[:, None] == np.unique(labels)
     means = {each: columns[documents == each].mean(0) for each in np.unique(documents)}

@@ -184,8 +184,8 @@ class Elsewhere(torch.Tensor):
 
 def test_masks_come_to_the_cpu_as_they_are():
     half, ids = torch.full((1, 4), 0.5).as_subclass(Elsewhere), torch.arange(4)[None].as_subclass(Elsewhere)
-    for given in ((half, ids), (ids, ids + 1), (None, ids)):
-        for one, other in zip(passes.on_cpu(*given), given, strict=True):
+    for tensors in ((half, ids), (ids, ids + 1), (None, ids)):
+        for one, other in zip(passes.on_cpu(*tensors), tensors, strict=True):
             assert one is other is None or (one.dtype == other.dtype and one.tolist() == other.tolist())
 
 

@@ -221,7 +221,9 @@ def test_of_methods_that_are_not_measured_yet_it_says_how_to_go_on():
     scores = evaluation().isel(method=[0, 1])
     scores["tail_nll"][:] = np.nan
     measured = measured_failure(evaluation(), M)
-    with pytest.raises(Refused, match=r"no loss of origin, rerope is there yet; the same `mesa-lens probe` goes on"):
+    with pytest.raises(
+        Refused, match=r"the loss of origin, rerope is not measured yet; the same `mesa-lens probe` continues"
+    ):
         curves_export(scores, measured, M)
 
 
