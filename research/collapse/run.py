@@ -189,7 +189,8 @@ def evaluate(table: Any, name: str, law: Law) -> None:
     """Writes predicted and measured lengths (NAME-lengths.csv) and scores (NAME-scores.csv)."""
     trained = table.attrs["M"] = law.trained_length
     layer = layer_of(table)
-    scales = {config: scale_of(table, config, layer) for config in ("origin", DILUTION)}
+    measured = set(table.config[table.texts == "scale"])
+    scales = {config: scale_of(table, config, layer) for config in ("origin", DILUTION) if config in measured}
     seen = table[table.texts == "evaluated"]
     origin = seen[seen.config == "origin"]
     level, lowest = origin[origin.length == trained].loss.mean(), origin[origin.length == trained][layer].quantile(0.05)
@@ -206,17 +207,18 @@ def evaluate(table: Any, name: str, law: Law) -> None:
         changed = any(plan.frequency_scale is not None for plan in plans)
         cost = means.loss.iloc[0] - level
         moved = np.abs(np.log(means[layer] / means[layer].iloc[0])).to_numpy()
-        a = cost + np.interp(moved, *scales["origin"])
-        b = cost + np.interp(moved, *scales[DILUTION]) if changed or not any(far) else a
+        diluted = DILUTION if changed or not any(far) else "origin"
         by_law = cost + law.at(far_keys_by_length(methods[config], lengths, QUERIES))
         rules = {
             "measured": means.loss.to_numpy() - level,
-            "A": a,
-            "B": b,
+            "A": cost + np.interp(moved, *scales["origin"]),
+            "B": cost + np.interp(moved, *scales.get(diluted, scales["origin"])),
             "law": np.full(len(lengths), cost) if changed else by_law,
             "naive cut": np.where(means[layer] < lowest, 1.0, 0.0),
             "arithmetic": np.where(far, 1.0, 0.0),
         }
+        if DILUTION not in scales:
+            del rules["B"]
         if lowest == 1:  # of ratios to Origin's distance, which have no spread at M
             del rules["naive cut"]
         for rule, excess in rules.items():
