@@ -45,7 +45,6 @@ BLOCK = 512
 LOGITS = 1024
 """Tokens whose logits are computed at once."""
 RESEARCH = Path(__file__).parents[1]
-LONGER = ("self-extend:group=2", "pi:factor=2", "yarn:factor=2", "cope")
 
 Passed = tuple[np.ndarray, np.ndarray]
 """States (layer, token, dim), and losses (token,)."""
@@ -96,7 +95,14 @@ STUDIES = {
         times=(1, 1.25, 1.5, 1.75, 2),
         fitted=("_pydecimal", "turtle", "typing"),
         evaluated=tuple(f"sklearn.{name.replace('/', '.')}" for name in TEXTS[:4]),
-        configs=("leaky-rerope:k=1.2,log_n=false", "leaky-rerope:k=1.3,log_n=false", *LONGER),
+        configs=(
+            "leaky-rerope:k=1.2,log_n=false",
+            "leaky-rerope:k=1.3,log_n=false",
+            "self-extend:group=2",
+            "pi:factor=2",
+            "yarn:factor=2",
+            "cope",
+        ),
         scale=("origin", DILUTION),
         curve=RESEARCH / "law" / "results" / "smollm2-twelve.json",
         power=4.0,
@@ -107,7 +113,7 @@ STUDIES = {
         times=(1, 1.25, 1.5),
         fitted=("torch._refs", "torch._inductor.scheduler"),
         evaluated=("scipy.stats._stats_py", "pandas.core.frame"),
-        configs=("leaky-rerope:k=1.1,log_n=false", *LONGER),
+        configs=("leaky-rerope:k=1.1,log_n=false", "self-extend:group=2", "cope"),
         scale=("origin",),
         curve=RESEARCH / "gemma3" / "results" / "predict" / "prediction.json",
         power=6.4,
