@@ -100,7 +100,7 @@ KINDS = {
         "--format svg,csv",
     ),
     "distance": (
-        "How far states on text lie from the in-window distribution, by position: collapse and growth.",
+        "How far states on text lie from the in-window distribution, by length and position: collapse and growth.",
         "layers hook methods",
         "--format svg,csv",
     ),

@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +23,9 @@ from probe.capture.memory import check_prompts, prompt_bytes
 from probe.eval_tasks.base import EvalKey, EvalTask, PromptSpec, Score
 from probe.eval_tasks.ruler import RULER
 from probe.eval_tasks.score import documents_of, logits_bytes
+from probe.eval_tasks.scored_states import ScoredStates
 from probe.eval_tasks.sources import TextSource
-from probe.eval_tasks.tasks import LIKELIHOOD, RETRIEVAL, Latency, devices, watched_peak
+from probe.eval_tasks.tasks import LIKELIHOOD, RETRIEVAL, TAIL, Latency, devices, watched_peak
 from probe.experiment.journal import Journal, JournalRows, bad_row
 from probe.experiment.pool import MeasureTask, Task
 from probe.experiment.run import Experiment, PlanWorker, settings_of
@@ -53,6 +55,8 @@ class EvalPlan:
     config: Any
     sizes: Mapping[str, str] = field(default_factory=dict)
     text_source: TextSource | None = None
+    reads_states: bool = False
+    """Whether the tail likelihood's passes tell how far states lie from the in-window distribution."""
 
     @property
     def trained_length(self) -> int:
@@ -216,19 +220,29 @@ class EvalWorker(PlanWorker):
 def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None) -> MeasureTask:
     """The function that measures a plan's tasks on a loaded model; of one with `inputs` these samples alone."""
 
+    @cache
+    def states() -> ScoredStates:
+        return ScoredStates(loaded, plan.setting, plan.request.executor)
+
     def row(task: Task) -> JsonObject | None:
         name, method, length = eval_key(task)
         try:
             prepared = TASKS[name].prepare(loaded.tokenizer, length, plan.setting, plan.setting.samples)
+            read = states() if plan.reads_states and name == TAIL.name else None
         except RuntimeError as error:
             if _is_out_of_memory(error):
                 return None
             raise
-        if not task.inputs:
-            return _row(plan, loaded, name, method, length, prepared, memory_bytes)
-        part = _row(plan, loaded, name, method, length, [prepared[sample] for sample in task.inputs], memory_bytes)
+        samples = task.inputs or range(len(prepared))
+        inputs = [prepared[sample] for sample in samples]
+        with contextlib.nullcontext([]) if read is None else read.reading() as passes:
+            part = _row(plan, loaded, name, method, length, inputs, memory_bytes)
         for score in part["scores"] if part else ():
-            score["sample"] = task.inputs[score["sample"]]
+            score["sample"] = samples[score["sample"]]
+        if read is not None and part and len(passes) == len(part["scores"]):
+            for score, one in zip(part["scores"], passes, strict=True):
+                if distances := read.distances(score["sample"], one):
+                    score["distances"] = {str(layer): value for layer, value in distances.items()}
         return part
 
     return row
@@ -263,8 +277,9 @@ def _row(
 
 
 def _as_json(score: Score) -> JsonObject:
-    """A score as the journal holds it; a depth only where there is one."""
-    return {name: value for name, value in asdict(score).items() if name != "depth" or value is not None}
+    """A score as the journal holds it; a depth and distances only where there are."""
+    optional = ("depth", "distances")
+    return {name: value for name, value in asdict(score).items() if name not in optional or value is not None}
 
 
 def _batch(model: Any, length: int, most: int, memory: int | None) -> int:

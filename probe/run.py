@@ -218,7 +218,10 @@ class Run(reader.StoredRun):
     def distance(
         self, layers: Sequence[int] | None = None, hook: str | None = None, methods: Sequence[str] | None = None
     ) -> Result:
-        """How far states on text lie from the in-window distribution, see `find_state_distance`.
+        """How far states on text lie from the in-window distribution.
+
+        By length (`find_distance_by_length`), and by position where texts are stored (`find_state_distance`), whose
+        numbers are then `data`.
 
         Args:
             layers: Those drawn. Default: the first, and the one in which the reference moves most.
@@ -229,15 +232,17 @@ class Run(reader.StoredRun):
             A `Result`.
 
         Raises:
-            Refused: Fewer than two texts were stored, or too few of their positions.
+            Refused: No states of text were read.
         """
-        distance = self.analysis(hook).distance
-        if distance is None:
+        analysis = self.analysis(hook)
+        distances = [each for each in (analysis.distance_by_length, analysis.distance) if each is not None]
+        if not distances:
             raise Refused(
                 f"{self.folder} does not hold the states of two texts within M and beyond; probe --texts 8 does"
             )
-        export = report.distance_export(distance, layers, methods)
-        return Result(distance, plain_table(report.distance_section(distance, layers, methods).tables[0]), export)
+        export = report.distance_export(distances, layers, methods)
+        tables = report.distance_section(distances, layers, methods).tables
+        return Result(distances[-1], "\n".join(plain_table(table) for table in tables), export)
 
     def heatmap(
         self,

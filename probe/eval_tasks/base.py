@@ -60,7 +60,8 @@ class PromptSpec:
 class Score:
     """One sample's score. seconds: its share of its batch's time, model calls only.
 
-    depth: where in the prompt the answer stands, 0 (start) to 1 (end); None: nowhere, or not recorded.
+    depth: where in the prompt the answer stands, 0 (start) to 1 (end); None: nowhere, or not recorded. distances: by
+    layer, of the scored tokens' states to the in-window distribution; None: not read.
     """
 
     length: int
@@ -69,6 +70,7 @@ class Score:
     value: float
     seconds: float | None = None
     depth: float | None = None
+    distances: dict[int, float] | None = None
 
 
 def in_batches(

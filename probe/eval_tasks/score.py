@@ -66,9 +66,16 @@ def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, score
     either would count one text as several. Where no document is long enough they are strung together. Raises Refused
     when all of them do not hold `tokens` tokens.
     """
+    return [run for run, _ in labelled_windows(documents, tokens, count, scored)]
+
+
+def labelled_windows(
+    documents: Sequence[np.ndarray], tokens: int, count: int, scored: int = 0
+) -> list[tuple[np.ndarray, int]]:
+    """`text_windows`, each with the number of its document; all with one number where documents are strung together."""
     documents, places = window_places(documents, tokens, count, scored)
-    runs = [documents[d][s : s + tokens] for d, s in places]
-    return list({run[-scored:].tobytes(): run for run in runs}.values())
+    runs = [(documents[d][s : s + tokens], d) for d, s in places]
+    return list({run[-scored:].tobytes(): (run, document) for run, document in runs}.values())
 
 
 def window_places(

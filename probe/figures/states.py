@@ -71,40 +71,55 @@ def drift_chart(
 
 def distance_layers(distance: xr.Dataset) -> list[int]:
     """The first captured layer, and the one whose states the reference moves most beyond M, in or out."""
-    at = distance["ratio"].sel({"method": distance.attrs["reference"]})
-    beyond = at["window"].values >= distance.attrs["trained_length"]
-    moved = np.abs(np.log(at.transpose("layer", "window").values[:, beyond])).mean(1)
+    at, axis = distance["ratio"].sel({"method": distance.attrs["reference"]}), _axis_of(distance)
+    beyond = at.sel({axis: at[axis] >= distance.attrs["trained_length"]})
+    moved = np.abs(np.log(beyond)).mean(axis).values
     layers = distance["layer"].values.tolist()
     return sorted({layers[0], layers[int(moved.argmax())]})
+
+
+def _axis_of(distance: xr.Dataset) -> str:
+    """'window' of `find_state_distance`, 'length' of `find_distance_by_length`."""
+    return "length" if "length" in distance.dims else "window"
 
 
 def distance_chart(
     distance: xr.Dataset, layers: list[int] | None = None, methods: Sequence[str] | None = None
 ) -> fig.Chart:
-    """`ratio` of `find_state_distance` by position and method; default layers: `distance_layers`."""
-    trained, panels = distance.attrs["trained_length"], []
+    """`ratio` of `find_state_distance` by position, of `find_distance_by_length` by length, a line a method.
+
+    Default layers: `distance_layers`.
+    """
+    trained, panels, axis = distance.attrs["trained_length"], [], _axis_of(distance)
+    by_length = axis == "length"
     displayed = distance if methods is None else distance.sel({"method": list(methods)})
     displayed = displayed.sel(layer=distance_layers(distance) if layers is None else layers)
     top = max(1.2, 1.08 * float(displayed[["ratio", "high"]].to_array().max()))
     for layer in displayed["layer"].values.tolist():
-        at, lines = displayed.sel(layer=layer), list[fig.Line]()
+        at, lines, limits = displayed.sel(layer=layer), list[fig.Line](), [fig.Rule(1.0, "", fig.RED)]
+        if by_length:
+            limits += [fig.Rule(float(at["limit"]), "limit", fig.RED, dash="dot", right=True)]
         for name in at["method"].values.tolist():
             line = at.sel({"method": name})
-            ends = (line["low"].values, line["high"].values) if np.isfinite(line["low"]).any() else None
-            middle = line["window"].values + distance.attrs["run"] / 2
+            line = line.sel(length=line["ratio"].notnull()) if by_length else line
+            ends = (line["low"].values, line["high"].values) if np.isfinite(line["low"]).all() else None
+            middle = line[axis].values + (0 if by_length else distance.attrs["run"] / 2)
             lines.append(fig.Line(name, middle, line["ratio"].values, *fig.style(name), interval=ends, band=True))
         panels.append(
             fig.Panel(
                 title=f"layer {layer}",
-                x_title=f"position (tokens), windows of {distance.attrs['run']}",
-                y_title="squared distance over that within M",
+                x_title="prompt length (tokens)"
+                if by_length
+                else f"position (tokens), windows of {distance.attrs['run']}",
+                y_title=f"squared distance over that {'at' if by_length else 'within'} M",
                 lines=tuple(lines),
                 y_range=(0.0, top),
-                rules=(fig.trained_rule(trained), fig.Rule(1.0, "", fig.RED)),
+                rules=(fig.trained_rule(trained), *limits),
             )
         )
-    where = f"{distance.attrs['texts']} texts, {distance.attrs['hook']}"
-    return fig.Chart(f"How far states on text lie from the in-window distribution ({where})", tuple(panels))
+    title = "How far states at the end of texts lie" if by_length else "How far states on text lie"
+    where = distance.attrs["hook"] if by_length else f"{distance.attrs['texts']} texts, {distance.attrs['hook']}"
+    return fig.Chart(f"{title} from the in-window distribution ({where})", tuple(panels))
 
 
 def drift_map(drift: xr.Dataset, prompt: str = "") -> fig.Heatmaps:

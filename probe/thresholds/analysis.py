@@ -25,7 +25,7 @@ from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.failure import Failure, MeasuredFailures, measured_failure
 from probe.thresholds.result import Evidence
 from probe.thresholds.search import CrossingRule, search
-from probe.thresholds.state_distance import find_state_distance
+from probe.thresholds.state_distance import find_distance_by_length, find_state_distance
 from probe.thresholds.stated_window import NOT_EVALUATED
 
 _METRICS = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
@@ -66,6 +66,11 @@ class Analysis:
     def trained_length(self) -> int:
         """The trained window M, in tokens."""
         return self.run.trained_length
+
+    @property
+    def distance_by_length(self) -> xr.Dataset | None:
+        """`distance_by_length` of the run."""
+        return distance_by_length(self.run)
 
     @property
     def onsets(self) -> Sequence[onset.DriftOnset | onset.ThresholdOnset]:
@@ -170,6 +175,18 @@ def _of_scores(run: StoredRun, by: str) -> Analysis:
 def measured_of(run: StoredRun, reference: str) -> MeasuredFailures | None:
     """`measured_failure` of the run; None where nothing was measured by length."""
     return None if run.evaluation is None else measured_failure(run.evaluation, run.trained_length, reference)
+
+
+def distance_by_length(run: StoredRun) -> xr.Dataset | None:
+    """`find_distance_by_length` of the scored texts; None where their states were not read, or M is stated wrongly."""
+    reference = reference_method(run.hidden["method"].values.tolist())
+    measured = measured_of(run, reference)
+    if run.evaluation is None or measured is None or measured.stated.unfit:
+        return None
+    try:
+        return find_distance_by_length(run.evaluation, run.trained_length, reference)
+    except Refused:
+        return None
 
 
 def evaluated_drifts(

@@ -201,6 +201,75 @@ def find_state_distance(hidden: xr.DataArray, trained_length: int, *, reference:
     )
 
 
+STATE_DISTANCE = "state_distance"
+"""The variable of an evaluation: squared distance by method, length, window (of text) and layer."""
+
+
+def find_distance_by_length(evaluation: xr.Dataset, trained_length: int, reference: str = "origin") -> xr.Dataset:
+    """How far states at the end of texts lie from the in-window distribution, by length, over how far those at M lie.
+
+    The same tokens at every length, read in the passes that measure their loss.
+
+    Args:
+        evaluation: `state_distance` (method, length, window, layer), as `Run.evaluation`.
+        trained_length: M, tokens.
+        reference: The method whose texts at M give the limit; default 'origin', or the first.
+
+    Returns:
+        A Dataset (method, layer, length), lengths from M on:
+
+        - `ratio`, `low`, `high`: mean over texts over that at M of the same texts, with its 95% interval (Student's);
+          NaN for fewer than four texts
+        - `texts` (method, length): how many these are
+        - `limit` (layer): the ratio, below 1, of the text at M that lies farthest from their mean
+        - `leaves` (method, layer), tokens: the first length from which on the ratio is below `limit` or above its
+          inverse, its interval without 1; NaN for none
+
+    Raises:
+        Refused: No distance was read at M and beyond it.
+
+    Examples:
+        >>> distance = np.array([1.0, 1.1, 0.9, 1.0]) * np.array([1.0, 0.6, 0.4])[:, None]
+        >>> labels = {"method": ["origin"], "length": [256, 512, 1024], "window": range(4), "layer": [0]}
+        >>> values = xr.DataArray(distance[None, ..., None], labels, [*labels])
+        >>> by_length = probe.find_distance_by_length(xr.Dataset({"state_distance": values}), 256)
+        >>> by_length["ratio"].values.round(1).ravel().tolist(), by_length["leaves"].item()
+        ([1.0, 0.6, 0.4], 512.0)
+    """
+    read = evaluation[STATE_DISTANCE].dropna("length", how="all") if STATE_DISTANCE in evaluation else None
+    if read is None or trained_length not in read["length"] or int(read["length"][-1]) <= trained_length:
+        raise Refused(
+            "no states of scored text at M and beyond it are stored; `mesa-lens probe` reads them where it measures "
+            "the loss of two texts or more"
+        )
+    read = read.sel(length=read["length"] >= trained_length).transpose("method", "layer", "length", "window")
+    methods = read["method"].values.tolist()
+    of = reference if reference in methods else methods[0]
+    at = read.sel(length=trained_length)
+    level = at.sel({"method": of})
+    limit = np.exp(-np.abs(np.log(level / level.mean("window"))).max("window"))
+    shape = tuple(read.sizes[axis] for axis in ("method", "layer", "length"))
+    rows = {name: np.full(shape, np.nan) for name in ("ratio", "low", "high")}
+    for place in np.ndindex(shape):
+        far, near = read.values[place], at.values[place[:2]]
+        paired = np.isfinite(far) & np.isfinite(near)
+        if paired.any():
+            far, near = far[paired], near[paired]
+            for key, value in zip(rows, (far.mean() / near.mean(), *_interval(near, far)), strict=True):
+                rows[key][place] = value
+    axes, coords = ("method", "layer", "length"), {name: read[name].values for name in ("method", "layer", "length")}
+    result = xr.Dataset({name: (axes, values) for name, values in rows.items()}, coords)
+    collapses, grows = (result.ratio < limit) & (result.high < 1), (result.ratio > 1 / limit) & (result.low > 1)
+    outside = collapses | grows
+    passes_over = outside | result.ratio.isnull()  # a length that a method lacks decides nothing
+    lasts = passes_over[..., ::-1].cumprod("length")[..., ::-1].astype(bool) & outside
+    leaves = result["length"].where(lasts).min("length")
+    counts = (read.notnull() & at.notnull()).any("layer").sum("window")
+    return result.assign(limit=limit, leaves=leaves, texts=counts).assign_attrs(
+        trained_length=trained_length, reference=of, hook="resid_post"
+    )
+
+
 def _interval(near: np.ndarray, far: np.ndarray) -> tuple[float, float]:
     """The 95% interval of mean(far) / mean(near) over texts, NaN for fewer than four.
 

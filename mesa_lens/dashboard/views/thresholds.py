@@ -9,13 +9,13 @@ import xarray as xr
 
 from mesa_lens.dashboard import address, elements as ui
 from mesa_lens.dashboard.runs import Context, Entry, choose_states, qualified, searched, states
-from probe.commands.probe.report import threshold_export
+from probe.commands.probe.report import distance_section, threshold_export
 from probe.commands.probe.verdict import crossings_at_restarts, listed, run_summary
 from probe.figures.states import small_thresholds, threshold_chart
 from probe.glossary import DIM, THRESHOLD_DIM
 from probe.request import reference_method
 from probe.run import Run
-from probe.thresholds.analysis import plans_of
+from probe.thresholds.analysis import distance_by_length, plans_of
 from probe.thresholds.onset import best, crossing_texts, excluded
 from probe.thresholds.search import CrossingRule
 
@@ -64,6 +64,8 @@ def page(context: Context) -> None:
             ui.buttons(lambda: threshold_export(hidden, crossings, pairs), stem, (*ui.FORMS, "html"), several)
     with below:
         _ranking(crossings)
+        if (distance := distance_by_length(run)) is not None:  # a limit that is crossed inwards
+            ui.draw([distance_section([distance])], entry.name)
 
 
 def _failures(entry: Entry) -> dict[str, int]:

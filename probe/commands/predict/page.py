@@ -163,6 +163,8 @@ def law_sentences(prediction: Prediction) -> list[str]:
     if law is None:
         return []
     fails, (low, high) = law.origin_fails, law.needed_factors
+    meanings = {_meaning(power) for power in (law.power_over_no_gap, law.power_over_masked)}
+    meaning = f"so {meanings.pop()}" if len(meanings) == 1 else "but what counts is open: the two fits differ"
     text = [
         f"The excess loss of origin over {REFERENCE} is {law.excess.value[-1]:z.2f} nats/token at {longest} tokens. "
         f"origin {'does not fail up to there' if fails is None else f'fails at {fails} tokens'} (M = {trained}, "
@@ -170,7 +172,7 @@ def law_sentences(prediction: Prediction) -> list[str]:
         "Far keys are those at a distance of M or more. Z is their weighted number: each counts (distance - M + 1)^p. "
         "A method's excess loss is predicted as that of origin at the length where its Z is the same, plus what the "
         "method costs inside M.",
-        f"Here p = {law.power}, so {_meaning(law.power.value)}. It is fitted to position gaps, which move "
+        f"Here p = {law.power}, {meaning}. It is fitted to position gaps, which move "
         f"keys away at fixed length ({law.power_over_no_gap:z.1f} by their loss over no gap, "
         f"{law.power_over_masked:z.1f} over the same keys masked).",
     ]

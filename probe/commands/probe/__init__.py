@@ -37,7 +37,7 @@ class ProbeRequest(ConfigsRequest):
         only=lambda request: request.texts or request.samples,
         only_text="with --texts or --samples above 0",
     )
-    texts: CountOrZero = option(2, "text prompts to store as well as the repeated word")
+    texts: CountOrZero = option(2, "text prompts to store as well as the repeated word; in stages 0")
     spec: CaptureSpec = options_in(CaptureSpec, build=CaptureSpec, default=CaptureSpec)
     samples: CountOrZero = option(
         20, "texts, and passkey prompts, at each length; 0 skips this measurement", group="measured failure"

@@ -43,6 +43,7 @@ from probe.store.reader import complete_passes, partial_path, store_of
 from probe.store.store import Template
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.search import CrossingRule, check_positions
+from probe.thresholds.state_distance import STATE_DISTANCE
 
 REPEATED = "repeated"
 """Name of the paper's prompt: one word, repeated."""
@@ -277,7 +278,8 @@ def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPla
         samples=request.samples,
         text=None if request.text is None else str(request.text),
     )
-    return EvalPlan(eval_request, plan.methods, setting, plan.config)
+    reads_states = max(plan.lengths) > plan.trained_length
+    return EvalPlan(eval_request, plan.methods, setting, plan.config, reads_states=reads_states)
 
 
 def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> Template:
@@ -346,7 +348,7 @@ def failure_scores(plan: EvalPlan, rows: JournalRows, further: Mapping[str, Sequ
     """`tail_nll` (method, length, window) in nats a token and `passkey` (method, length, sample), 1 where found.
 
     rows: all of the plan's, and of each method at the lengths `further`, where other methods have NaN. The tail is M/4
-    tokens, the same targets at every length.
+    tokens, the same targets at every length. With `state_distance` (method, length, window, layer) where it was read.
     """
     setting, further = plan.setting, further or {}
     measured = {name: {*setting.lengths, *further.get(name, ())} for name in plan.methods}
@@ -356,6 +358,7 @@ def failure_scores(plan: EvalPlan, rows: JournalRows, further: Mapping[str, Sequ
         {
             "tail_nll": (("method", "length", "window"), nll, {"long_name": "tail NLL", "units": "nats/token"}),
             "passkey": (("method", "length", "sample"), hits, {"long_name": "passkey found", "units": "1"}),
+            **scored_distances(rows, list(plan.methods), lengths, nll.shape[-1]),
         },
         coords={"method": list(plan.methods), "length": lengths},
         attrs={
@@ -366,6 +369,29 @@ def failure_scores(plan: EvalPlan, rows: JournalRows, further: Mapping[str, Sequ
             "rotary": is_rotary(plan.config.model_type),
         },
     )
+
+
+def scored_distances(
+    rows: JournalRows, methods: Sequence[str], lengths: Sequence[int], windows: int
+) -> dict[str, xr.DataArray]:
+    """`state_distance` (method, length, window, layer) of the rows of the tail likelihood; NaN where none was read."""
+    read = {
+        (row, column, score.sample): score.distances
+        for row, name in enumerate(methods)
+        for column, length in enumerate(lengths)
+        for score in scores_of(rows.get((TAIL.name, name, length), {"scores": []}))
+        if score.distances and score.sample < windows
+    }
+    layers = sorted(set[int]().union(*read.values()))
+    if not layers:
+        return {}
+    values = np.full((len(methods), len(lengths), windows, len(layers)), np.nan)
+    for place, distances in read.items():
+        values[place] = [distances.get(layer, np.nan) for layer in layers]
+    attrs = {"long_name": "squared distance of states to the in-window distribution", "units": "1"}
+    return {
+        STATE_DISTANCE: xr.DataArray(values, {"layer": layers}, ("method", "length", "window", "layer"), attrs=attrs)
+    }
 
 
 def _values(rows: JournalRows, task: str, measured: Mapping[str, set[int]], lengths: Sequence[int]) -> np.ndarray:

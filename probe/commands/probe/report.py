@@ -420,41 +420,73 @@ def drift_export(
 
 
 def distance_section(
-    distance: xr.Dataset, layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
+    distances: Sequence[xr.Dataset], layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
 ) -> Section:
-    """How far states on text are from the in-window distribution, by position and at the end of the texts."""
+    """How far states on text are from the in-window distribution: by length, and by position of stored texts.
+
+    layers: those of a dataset that has them; default: `states.distance_layers`.
+    """
     text = (
         "On text, states lie closer to the centre of their in-window distribution where attention spreads over more "
         "keys than within M (collapse), or further out (growth): squared Mahalanobis distance, fitted on other texts, "
         "over the method's own within M. A symptom, and no failure."
     )
-    name, chosen = (
-        f"state-distance-{distance.attrs['hook']}",
-        list(states.distance_layers(distance) if layers is None else layers),
-    )
-    last = _chosen(distance, methods, chosen).isel(window=-1)
+    figures, tables = dict[str, Chart](), list[Table]()
+    for distance in distances:
+        chosen = [layer for layer in layers or () if layer in distance["layer"]] or states.distance_layers(distance)
+        by_length = "length" in distance.dims
+        name = f"state-distance-{'by-length-' if by_length else ''}{distance.attrs['hook']}"
+        figures[name] = states.distance_chart(distance, chosen, methods)
+        tables.append((_by_length if by_length else _at_end)(_chosen(distance, methods, chosen), name))
+    return Section("States on text", [text], figures=figures, tables=tables)
+
+
+def _by_length(distance: xr.Dataset, name: str) -> Table:
+    """By method and layer the ratio at the longest length that it has, and the length at which states leave."""
+    rows = list[tuple[str, ...]]()
+    for method in distance["method"].values.tolist():
+        for layer in distance["layer"].values.tolist():
+            at = distance.sel({"method": method, "layer": layer})
+            there = at["length"][at["ratio"].notnull()].values
+            if len(there) < 2:
+                continue
+            last = at.sel(length=there[-1])
+            ends = shown(*(float(last[key]) for key in ("ratio", "low", "high")), form="z.2f")
+            leaves, limit = float(at["leaves"]), float(at["limit"])
+            if np.isfinite(leaves):
+                crossing = f"{'grow' if last['ratio'] > 1 else 'collapse'} from {leaves:.0f} tokens on"
+            else:
+                crossing = "level" if np.isfinite(last["low"]) else "open: fewer than 4 texts"
+            rows.append((method, str(layer), str(there[-1]), ends, f"{limit:.2f}", crossing))
+    columns = ("method", "layer", "length", "distance over that at M", "limit", "states")
+    return Table("of the same last tokens, by length", columns, tuple(rows), f"{name}-last")
+
+
+def _at_end(distance: xr.Dataset, name: str) -> Table:
+    """The ratio in the last window by method and layer."""
+    last, layers = distance.isel(window=-1), distance["layer"].values.tolist()
     keys = ("ratio", "low", "high")
 
     def cells(at: xr.Dataset) -> list[str]:
-        return [shown(*(float(at[key][row]) for key in keys), form="z.2f") for row in range(len(chosen))]
+        return [shown(*(float(at[key][row]) for key in keys), form="z.2f") for row in range(len(layers))]
 
     methods_there = last["method"].values.tolist()
     rows = tuple((method, *cells(last.sel({"method": method}))) for method in methods_there)
     title = f"at positions {int(last['window'])} to {int(last['window']) + distance.attrs['run'] - 1}"
-    table = Table(title, ("method", *(f"layer {layer}" for layer in chosen)), rows, f"{name}-last")
-    chart = states.distance_chart(distance, chosen, methods)
-    return Section("States on text", [text], figures={name: chart}, tables=[table])
+    return Table(title, ("method", *(f"layer {layer}" for layer in layers)), rows, f"{name}-last")
 
 
 def distance_export(
-    distance: xr.Dataset, layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
+    distances: Sequence[xr.Dataset], layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
 ) -> Export:
-    """The chart of `find_state_distance` and its numbers; Refused for a layer or method that is not there."""
-    check_labels(distance, "layer", layers or ())
-    check_labels(distance, "method", methods or ())
-    section = distance_section(distance, layers, methods)
-    values = _chosen(distance, methods, layers)
-    return Export(figures_of([section]), {f"state-distance-{distance.attrs['hook']}": values} | tables_of([section]))
+    """The charts of `distance_section` and their numbers; Refused for a layer or method that is in none."""
+    for layer in layers or ():
+        if all(layer not in distance["layer"] for distance in distances):
+            check_labels(distances[0], "layer", [layer])
+    check_labels(distances[0], "method", methods or ())
+    section = distance_section(distances, layers, methods)
+    values = dict(zip(section.figures, (_chosen(distance, methods) for distance in distances), strict=True))
+    return Export(figures_of([section]), values | tables_of([section]))
 
 
 def curves_export(
@@ -749,8 +781,10 @@ def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:
     """What the report draws of an analysis, heatmaps aside."""
     prompt, run = analysis.prompt, analysis.run
     curves = [] if run.evaluation is None else [Section(figures=cast(Figures, curves_of(run, summary).figures))]
+    distances = [each for each in (analysis.distance_by_length, analysis.distance) if each is not None]
+    distance = [distance_section(distances)] if distances else []
     if not analysis.has_states:
-        return Drawn(curves=curves)
+        return Drawn(curves=curves, distance=distance)
     hidden, search = analysis.hidden.sel(prompt=prompt), analysis.crossings.sel(prompt=prompt)
     drifts = {} if isinstance(analysis.drifts, str) else analysis.drifts
     pairs = analysis.best[:_THRESHOLDS]
@@ -759,7 +793,7 @@ def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:
         curves=curves,
         drift=[drift_section(drift, name) for name, drift in drifts.items()],
         map=[map_section(drifts[prompt], prompt)] if drifts else [],
-        distance=[] if analysis.distance is None else [distance_section(analysis.distance)],
+        distance=distance,
     )
 
 

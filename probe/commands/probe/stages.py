@@ -14,8 +14,9 @@ import numpy as np
 import xarray as xr
 
 from mesa.support import is_rotary
-from probe.commands.probe.plan import TASKS, FailureByLength
+from probe.commands.probe.plan import TASKS, FailureByLength, scored_distances
 from probe.eval_tasks.base import EvalKey
+from probe.eval_tasks.scored_states import REFERENCE_TEXTS
 from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.evaluation import EvalPlan, check_scores, eval_key, eval_tasks, scores_of, unfit_length
 from probe.experiment.journal import Journal, JournalRows
@@ -469,6 +470,7 @@ class Stages(FailureByLength):
             name: (("method", "length", repeats), array, {"long_name": title, "units": units})
             for (name, repeats), array, (title, units) in zip(dims, arrays.values(), attrs, strict=False)
         }
+        variables |= scored_distances({key: rows[key] for key in keys}, names, lengths, self.texts)
         about = {
             "tail": tail_tokens(setting.trained_length),
             "seed": setting.seed,
@@ -494,7 +496,8 @@ class Stages(FailureByLength):
         if self.longest - self.trained > self.trained // _COARSE:
             cells |= self._nll(names, [middle], first) | self._nll([self.reference], [middle], 2 * FEW)
         cells = {self._measured_as(key): count for key, count in cells.items()}
-        return [task for key, count in cells.items() for task in self._tasks_of(key, self._order(key.task)[:count])]
+        tasks = [task for key, count in cells.items() for task in self._tasks_of(key, self._order(key.task)[:count])]
+        return [*tasks, *self._tasks_of(self._level, self._order(TAIL.name)[:REFERENCE_TEXTS])]  # in-window states
 
 
 def _new(former: JsonObject, row: JsonObject) -> list[JsonObject]:

@@ -353,3 +353,53 @@ def test_the_example_of_find_state_distance_has_labels():
     assert isinstance(distance, xr.Dataset)
     assert distance.attrs["texts"] == 6
     assert distance["inside"].dims == ("method", "layer")
+
+
+def by_length(texts=6, seed=7):
+    """An evaluation: under Origin states of layer 1 collapse from 2 M on, under ReRoPE from 3 M back at 4 M."""
+    rng = np.random.default_rng(seed)
+    of_text = rng.uniform(0.85, 1.15, (1, 1, texts, 1))
+    ratio = np.ones((2, 5, 1, 2))
+    ratio[0, 2:, :, 1] = np.array([0.6, 0.4, 0.3])[:, None]
+    ratio[1, 3, :, 1] = 0.4
+    labels = {"method": ["origin", "rerope"], "length": [48, M, 2 * M, 3 * M, 4 * M], "window": range(texts)}
+    labels |= {"layer": [0, 9]}
+    noise = rng.uniform(0.99, 1.01, (2, 5, texts, 2))
+    return xr.Dataset({"state_distance": xr.DataArray(ratio * of_text * noise, labels, [*labels])})
+
+
+def test_by_length_states_leave_from_where_all_longer_prompts_are_outside():
+    distance = probe.find_distance_by_length(by_length(), M)
+    assert distance["length"].values.tolist() == [M, 2 * M, 3 * M, 4 * M]
+    np.testing.assert_array_equal(distance["leaves"], [[np.nan, 2 * M], [np.nan, np.nan]])
+    at = distance.sel({"method": "origin", "layer": 9})
+    np.testing.assert_allclose(at["ratio"], [1, 0.6, 0.4, 0.3], atol=0.01)
+    assert ((at["low"] <= at["ratio"]) & (at["ratio"] <= at["high"])).all()
+    assert ((distance["limit"] > 0.8) & (distance["limit"] < 1)).all()
+    assert (distance["texts"] == 6).all()
+    assert distance_layers(distance) == [0, 9]
+
+
+def test_by_length_growth_counts_and_a_method_may_lack_lengths_and_texts():
+    evaluation = by_length()
+    values = evaluation["state_distance"].values
+    values[0, 2:, :, 0] *= 2
+    values[0, 3] = np.nan  # not measured under Origin
+    values[0, 4, 5] = np.nan  # nor of this text
+    distance = probe.find_distance_by_length(evaluation, M).sel({"method": "origin"})
+    assert distance["leaves"].values.tolist() == [2 * M, 2 * M]
+    assert distance["texts"].values.tolist() == [6, 6, 0, 5]
+    assert np.isnan(distance["ratio"].sel(length=3 * M)).all()
+    assert distance["ratio"].sel(length=4 * M, layer=0) == pytest.approx(2, rel=0.02)
+
+
+def test_by_length_three_texts_have_no_interval_and_leave_nothing():
+    distance = probe.find_distance_by_length(by_length(texts=3), M)
+    assert np.isnan(distance["low"]).all()
+    assert np.isnan(distance["leaves"]).all()
+
+
+@pytest.mark.parametrize("lengths", [[48, M], [2 * M, 3 * M], []])
+def test_by_length_needs_m_and_longer_prompts(lengths):
+    with pytest.raises(Refused, match="at M and beyond"):
+        probe.find_distance_by_length(by_length().sel(length=lengths) if lengths else xr.Dataset(), M)

@@ -1,0 +1,97 @@
+"""How far states of scored tokens lie from the in-window distribution, in the passes that score text anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+import mesa
+from mesa.decoder import decoder_of, layers_of, removed
+from mesa.errors import Refused
+from mesa.models import Loaded
+from mesa.progress import Bar
+from probe.eval_tasks.base import PromptSpec
+from probe.eval_tasks.retrieval import first_ids
+from probe.eval_tasks.score import labelled_windows
+from probe.eval_tasks.tasks import tail_prompts, tail_tokens
+from probe.thresholds.state_distance import StateReference
+
+_LAYERS = (0.0, 0.3, 0.6, 0.9)
+"""Depths of the layers that are read, 1 for the last one's."""
+REFERENCE_TEXTS = 4
+"""Texts that the distribution is fitted on."""
+_STATES = 128
+"""States of a pass that are read."""
+
+Pass = dict[int, np.ndarray]
+"""By layer the states (token, dim) that are read of a pass."""
+
+
+class ScoredStates:
+    """The in-window distribution of some layers' states, and how far a pass's lie from it.
+
+    Fitted on states of the unmodified model at M on up to four texts of a likelihood task; each text that is measured
+    is compared with those of other documents, or of other windows of the only one. Nothing is read of a decoder
+    without a list of layers.
+    """
+
+    def __init__(self, loaded: Loaded, setting: PromptSpec, executor: str) -> None:
+        trained, model = setting.trained_length, loaded.model
+        self._decoder, self._tail = decoder_of(model), tail_tokens(trained)
+        windows = labelled_windows(setting.documents, max(setting.lengths), setting.samples, self._tail)
+        self._documents = [document for _, document in windows]
+        self._fits = dict[tuple[int, ...], dict[int, StateReference]]()
+        try:
+            layers = layers_of(model)
+        except Refused:
+            layers = ()
+        self._layers = {round(depth * (len(layers) - 1)): None for depth in _LAYERS} if layers else {}
+        self._layers = {number: layers[number] for number in self._layers}
+        chosen = np.unique(
+            np.linspace(0, len(windows) - 1, min(REFERENCE_TEXTS, len(windows))).round().astype(int)
+        ).tolist()
+        prompts = tail_prompts([windows[number][0] for number in chosen], first_ids(loaded.tokenizer), trained)
+        if not self._layers or len(chosen) < 2:
+            prompts = []
+        unmodified = mesa.applied(model, mesa.Origin(trained_length=trained), executor=executor)
+        with torch.no_grad(), unmodified, self.reading() as passes:
+            for ids in Bar(prompts, desc="reading in-window states", unit="prompt", leave=False):
+                self._decoder(input_ids=torch.tensor(ids, device=model.device)[None], use_cache=False)
+        self._inside = dict(zip(chosen, passes, strict=False))
+
+    @contextmanager
+    def reading(self) -> Iterator[list[Pass]]:
+        """What is read of each pass of one prompt run inside; of another shape, or not finite, nothing."""
+        passes = list[Pass]()
+        rows = -np.unique(np.linspace(1, self._tail, min(_STATES, self._tail)).round().astype(int))
+
+        def keep(number: int, output: Any) -> None:
+            states = output[0] if isinstance(output, tuple) else output
+            if passes and states.ndim == 3 and len(states) == 1 and states.shape[1] >= self._tail:
+                passes[-1][number] = states[0, rows.tolist()].detach().float().cpu().numpy()
+
+        hooks = [self._decoder.register_forward_pre_hook(lambda *_: passes.append({}))]
+        hooks += [
+            layer.register_forward_hook(lambda module, args, output, number=number: keep(number, output))
+            for number, layer in self._layers.items()
+        ]
+        with removed(hooks):
+            yield passes
+        passes[:] = [read for read in passes if len(read) == len(self._layers)]  # of further slices of logits: none
+
+    def distances(self, sample: int, read: Pass) -> dict[int, float] | None:
+        """By layer the mean squared distance of a pass over text number `sample`; None where nothing is to compare."""
+        others = [number for number in self._inside if self._documents[number] != self._documents[sample]]
+        others = others or [number for number in self._inside if number != sample]
+        if not others or not all(np.isfinite(states).all() for states in read.values()):
+            return None
+        if (key := tuple(others)) not in self._fits:
+            self._fits[key] = {
+                layer: StateReference.fit(np.stack([self._inside[number][layer] for number in others]))
+                for layer in self._layers
+            }
+        return {layer: round(float(fit.distances(read[layer]).mean()), 5) for layer, fit in self._fits[key].items()}
