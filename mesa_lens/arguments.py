@@ -87,7 +87,7 @@ class WorkerOptions(ThreadOptions):
         None, "number of Ray workers", group=_WORKERS, unset="one for each GPU, else one for each CPU"
     )
     gpus_per_worker: Annotated[Number, Field(ge=0)] | None = option(
-        None, "GPUs of each worker, e.g. 2 with --device-map auto", group=_WORKERS, unset="1 with --device cuda, else 0"
+        None, "GPUs of each worker, e.g. 2 with --device-map auto", group=_WORKERS, unset="1 on GPUs, else 0"
     )
     verbose: bool = option(
         False, "print a line for each worker and each finished task, and Ray's messages", group=_WORKERS

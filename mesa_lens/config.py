@@ -21,8 +21,8 @@ from mesa.methods import Method, make
 from mesa.settings import check_names, read_config
 from mesa.support import as_trained, check_acts, check_method, is_rotary, layers_text, windows_of
 from mesa_lens.arguments import JsonOptions
-from probe.options import MAX_TOKENS, REQUIRED, Length, Text, option
-from probe.request import ModelOptions
+from probe.options import MAX_TOKENS, REQUIRED, Length, Text, option, options_in
+from probe.request import ModelOptions, SourceOptions
 
 CHECKED = {
     "transformers": "5.24.0",
@@ -49,6 +49,13 @@ class ServeOptions:
         REQUIRED, "a method, with parameters where they are not the defaults: yarn, yarn:factor=8", positional=True
     )
     length: Annotated[Length, Field(ge=1, le=MAX_TOKENS)] = option(REQUIRED, "tokens of the longest text, e.g. 16k")
+
+
+@dataclass(frozen=True)
+class ServedModel(ModelOptions):
+    """A model by its config: none of its weights are loaded, so no option says how."""
+
+    load: Mapping[str, Any] = options_in(SourceOptions, build=dict, default=dict)
 
 
 HELP = "print what serves a method: config.json, vLLM, SGLang, llama.cpp"
@@ -99,7 +106,7 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def run(options: ServeOptions, request: ModelOptions, printing: JsonOptions) -> int:
+def run(options: ServeOptions, request: ServedModel, printing: JsonOptions) -> int:
     """Prints what serves the method."""
     check_names(options.method.partition(":")[0])
     config, trained = request.checked_model()

@@ -31,7 +31,7 @@ TERMS = {
     "predicted failure": "The length from which on `mesa-lens predict` computes a loss 0.5 nats/token "
     "above lm-infinite's. Not covered: methods that give no distance of M or more.",
     "longest passing length": "The longest measured length at which a method does not fail.",
-    "excess loss": "The loss of the unmodified model beyond M, minus that of a method on the same tokens.",
+    "excess loss": "The loss beyond M, minus that of a method that does not fail, on the same tokens.",
     "loss recovered": "The share of the excess loss that is gone with the method in one layer or head alone.",
     "L0H7": "Head 7 of layer 0, both counted from 0.",
     "drift onset": "Where hidden states first leave the range that they have within the trained length.",

@@ -49,10 +49,19 @@ TEXT_HELP = "a file, folder or hub dataset"
 
 
 @dataclass(frozen=True)
-class LoadOptions:
-    """The options of `mesa.load`."""
+class SourceOptions:
+    """The options of `mesa.load` with which config and tokenizer are read."""
 
     revision: Text | None = option(None, "branch, tag or commit on the hub", group=MODEL_GROUP)
+    trust_remote_code: bool = option(
+        False, "allow Python code that comes with the checkpoint to run", group=MODEL_GROUP
+    )
+
+
+@dataclass(frozen=True)
+class LoadOptions(SourceOptions):
+    """The options of `mesa.load`."""
+
     dtype: Text | None = option(
         None,
         "precision of the weights: float32, float16, bfloat16 or float64",
@@ -64,9 +73,6 @@ class LoadOptions:
         None,
         "spread the model over several devices, as in transformers, e.g. auto; instead of --device",
         group=MODEL_GROUP,
-    )
-    trust_remote_code: bool = option(
-        False, "allow Python code that comes with the checkpoint to run", group=MODEL_GROUP
     )
 
 

@@ -60,6 +60,13 @@ def test_a_length_is_required(capsys):
     assert "arguments are required: --length; see" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", ["--dtype float16", "--device cuda", "--device-map auto"])
+def test_options_of_weights_are_refused_as_none_are_loaded(words, capsys):
+    assert main(["config", "yarn", "--length", "1k", *words.split()]) == 2
+    assert f"unrecognized arguments: {words}" in capsys.readouterr().err
+    assert main(["config", "yarn", "--length", "1k", "--trust-remote-code"]) == 0
+
+
 @pytest.mark.parametrize("name", ["pi", "dynamic-ntk", "yarn", "cope", "ntk-mixed:log_n=false"])
 @pytest.mark.parametrize("family", EQUAL)
 def test_stock_transformers_with_the_config_gives_the_methods_logits(family, name):

@@ -16,8 +16,8 @@ _MINUTES = 10
 _EVERY = 5  # seconds between two looks at a run
 _LONGEST = 7 * 24 * 60  # minutes: a week
 _MEANING = (
-    "It goes through stages, the most telling first, and writes a report after each. It ends when the minutes are "
-    "over; the same command goes on from there."
+    "It goes through stages, the most telling first, and from the second on writes a report after each. It ends when "
+    "the minutes are over; the same command goes on from there."
 )
 
 

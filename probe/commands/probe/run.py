@@ -309,7 +309,7 @@ def _run_stages(
         raise TasksLost("; ".join(messages), [task.key for task in (*unmeasured, *uncaptured)])
 
 
-# A run in stages: chooses the longest length, goes through the stages, and leaves a true report after each
+# A run in stages: chooses the longest length, goes through them, and from the second on leaves a report of each
 
 _LEAST = 1.25
 """Of M: at the shortest longest length all of the last M/4 tokens, whose loss is read, lie beyond M."""
