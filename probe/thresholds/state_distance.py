@@ -51,7 +51,9 @@ class StateReference:
         from sklearn.decomposition import PCA
 
         rows = np.asarray(states, np.float64).reshape(-1, np.shape(states)[-1])
-        variance = np.linalg.eigvalsh(np.atleast_2d(np.cov(rows.T)))[::-1] if len(rows) > 1 else np.zeros(1)
+        centred = rows - rows.mean(0)
+        products = centred.T @ centred if len(rows) > rows.shape[1] else centred @ centred.T  # the smaller one
+        variance = np.linalg.eigvalsh(products)[::-1] if len(rows) > 1 else np.zeros(1)
         count = min(components, len(rows) // 4, int((variance > 1e-10 * variance[0]).sum()))
         if count < 1:
             raise Refused(f"{len(rows)} states that vary in {count} directions; a distribution needs 4 that differ")
