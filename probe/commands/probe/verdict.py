@@ -808,7 +808,10 @@ def _by_chance(reference: Row) -> str:
     if chance is None:
         return ""
     share = "fewer than 1 in 10,000" if chance < 1e-4 else f"at most {chance:.2%} of"
-    return f"If positions were independent, chance alone would give drift this clear in {share} models."
+    return (
+        f"If positions were independent, chance alone would give drift this clear in {share} models, and in far more "
+        "where dims move together."
+    )
 
 
 def level(level: Level, name: str) -> str:

@@ -430,5 +430,5 @@ def test_how_often_chance_alone_drifts_is_said_of_a_detected_drift(planted, chan
     summary["drift"]["prompts"][summary["prompt"]]["methods"][0]["chance"] = chance
     text = texts_of(summary)["How sure"]
     assert ("If positions were independent" in text) == (share is not None)
-    expected = f" If positions were independent, chance alone would give drift this clear in {share} models. "
+    expected = f" If positions were independent, chance alone would give drift this clear in {share} models, and in far"
     assert share is None or expected in text
