@@ -37,12 +37,7 @@ if TYPE_CHECKING:
     from probe.thresholds.failure import measured_failure
     from probe.thresholds.onset import drift_onsets, negative_control, threshold_onsets
     from probe.thresholds.search import CrossingRule, search
-    from probe.thresholds.state_distance import (
-        StateReference,
-        find_distance_by_length,
-        find_state_distance,
-        state_distance,
-    )
+    from probe.thresholds.state_distance import StateReference, find_state_distance, state_distance
     from probe.thresholds.watch import watch
 
 check("mesa")
@@ -71,7 +66,7 @@ _MODULES = {
     "probe.thresholds.failure": "measured_failure",
     "probe.thresholds.onset": "drift_onsets negative_control threshold_onsets",
     "probe.thresholds.search": "CrossingRule search",
-    "probe.thresholds.state_distance": "StateReference find_distance_by_length find_state_distance state_distance",
+    "probe.thresholds.state_distance": "StateReference find_state_distance state_distance",
     "probe.thresholds.watch": "watch",
 }
 """The public names by module."""
@@ -84,10 +79,10 @@ _LAZY = {
 __all__ = [
     "CaptureSpec", "CrossingRule", "DriftRule", "EvalRequest", "PredictRequest", "ProbeRequest", "Run",
     "StateReference", "analyse", "bridge_to", "capture_states", "control_labels", "curves_export", "default_regions",
-    "drift_export", "drift_onsets", "find_distance_by_length", "find_drift", "find_state_distance", "fit_probe",
-    "heatmap_export", "heldout", "hook_values", "lens_readout", "measured_failure", "negative_control", "open_run",
-    "plan_evaluation", "predict_failure", "regions", "run_evaluation", "run_probe", "search", "state_distance",
-    "summarize", "threshold_export", "threshold_onsets", "token_losses", "watch", "write_report",
+    "drift_export", "drift_onsets", "find_drift", "find_state_distance", "fit_probe", "heatmap_export", "heldout",
+    "hook_values", "lens_readout", "measured_failure", "negative_control", "open_run", "plan_evaluation",
+    "predict_failure", "regions", "run_evaluation", "run_probe", "search", "state_distance", "summarize",
+    "threshold_export", "threshold_onsets", "token_losses", "watch", "write_report",
 ]
 # fmt: on
 

@@ -37,7 +37,7 @@ from probe.figures.static import picture
 from probe.store import reader
 from probe.store.cache import cached
 from probe.store.reader import check_labels, hook_values, labelled, one_prompt
-from probe.thresholds.analysis import Analysis, analyse, summarize
+from probe.thresholds.analysis import Analysis, analyse, distance_by_length, summarize
 from probe.thresholds.onset import best, drift_onsets
 
 if TYPE_CHECKING:
@@ -220,8 +220,8 @@ class Run(reader.StoredRun):
     ) -> Result:
         """How far states on text lie from the in-window distribution.
 
-        By length (`find_distance_by_length`), and by position where texts are stored (`find_state_distance`), whose
-        numbers are then `data`.
+        By length, of resid_post (`find_distance_by_length`), and by position where texts are stored
+        (`find_state_distance`), whose numbers are then `data`.
 
         Args:
             layers: Those drawn. Default: the first, and the one in which the reference moves most.
@@ -234,8 +234,9 @@ class Run(reader.StoredRun):
         Raises:
             Refused: No states of text were read.
         """
-        analysis = self.analysis(hook)
-        distances = [each for each in (analysis.distance_by_length, analysis.distance) if each is not None]
+        by_length = distance_by_length(self) if hook in (None, "resid_post") else None
+        stored = None if by_length is not None and not self.hidden.data_vars else self.analysis(hook).distance
+        distances = [each for each in (by_length, stored) if each is not None]
         if not distances:
             raise Refused(
                 f"{self.folder} does not hold the states of two texts within M and beyond; probe --texts 8 does"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ _LAYERS = (0.0, 0.3, 0.6, 0.9)
 """Depths of the layers that are read, 1 for the last one's."""
 REFERENCE_TEXTS = 4
 """Texts that the distribution is fitted on."""
-_STATES = 128
+_STATES = 64
 """States of a pass that are read."""
 
 Pass = dict[int, np.ndarray]
@@ -35,8 +35,8 @@ class ScoredStates:
     """The in-window distribution of some layers' states, and how far a pass's lie from it.
 
     Fitted on states of the unmodified model at M on up to four texts of a likelihood task; each text that is measured
-    is compared with those of other documents, or of other windows of the only one. Nothing is read of a decoder
-    without a list of layers.
+    is compared with those of other documents; where these are fewer than two, with other texts. Nothing is read of a
+    decoder without a list of layers.
     """
 
     def __init__(self, loaded: Loaded, setting: PromptSpec, executor: str) -> None:
@@ -44,7 +44,7 @@ class ScoredStates:
         self._decoder, self._tail = decoder_of(model), tail_tokens(trained)
         windows = labelled_windows(setting.documents, max(setting.lengths), setting.samples, self._tail)
         self._documents = [document for _, document in windows]
-        self._fits = dict[tuple[int, ...], dict[int, StateReference]]()
+        self._fits = dict[tuple[int, ...], dict[int, StateReference] | None]()
         try:
             layers = layers_of(model)
         except Refused:
@@ -61,7 +61,8 @@ class ScoredStates:
         with torch.no_grad(), unmodified, self.reading() as passes:
             for ids in Bar(prompts, desc="reading in-window states", unit="prompt", leave=False):
                 self._decoder(input_ids=torch.tensor(ids, device=model.device)[None], use_cache=False)
-        self._inside = dict(zip(chosen, passes, strict=False))
+        inside = zip(chosen, passes, strict=False)
+        self._inside = {number: read for number, read in inside if all(np.isfinite(at).all() for at in read.values())}
 
     @contextmanager
     def reading(self) -> Iterator[list[Pass]]:
@@ -86,12 +87,25 @@ class ScoredStates:
     def distances(self, sample: int, read: Pass) -> dict[int, float] | None:
         """By layer the mean squared distance of a pass over text number `sample`; None where nothing is to compare."""
         others = [number for number in self._inside if self._documents[number] != self._documents[sample]]
-        others = others or [number for number in self._inside if number != sample]
-        if not others or not all(np.isfinite(states).all() for states in read.values()):
+        if len(others) < 2:
+            others = [number for number in self._inside if number != sample]
+        if not all(np.isfinite(states).all() for states in read.values()):
             return None
         if (key := tuple(others)) not in self._fits:
-            self._fits[key] = {
-                layer: StateReference.fit(np.stack([self._inside[number][layer] for number in others]))
+            self._fits[key] = self._fitted(others)
+        fits = self._fits[key]
+        if fits is None:
+            return None
+        return {layer: round(float(fit.distances(read[layer]).mean()), 5) for layer, fit in fits.items()}
+
+    def _fitted(self, texts: Sequence[int]) -> dict[int, StateReference] | None:
+        """By layer the distribution of these texts' states; None where they are too few or do not vary."""
+        if not texts:
+            return None
+        try:
+            return {
+                layer: StateReference.fit(np.stack([self._inside[text][layer] for text in texts]))
                 for layer in self._layers
             }
-        return {layer: round(float(fit.distances(read[layer]).mean()), 5) for layer, fit in self._fits[key].items()}
+        except Refused:
+            return None

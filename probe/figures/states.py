@@ -97,12 +97,14 @@ def distance_chart(
     top = max(1.2, 1.08 * float(displayed[["ratio", "high"]].to_array().max()))
     for layer in displayed["layer"].values.tolist():
         at, lines, limits = displayed.sel(layer=layer), list[fig.Line](), [fig.Rule(1.0, "", fig.RED)]
-        if by_length:
+        if by_length and np.isfinite(at["limit"]):
             limits += [fig.Rule(float(at["limit"]), "limit", fig.RED, dash="dot", right=True)]
         for name in at["method"].values.tolist():
             line = at.sel({"method": name})
-            line = line.sel(length=line["ratio"].notnull()) if by_length else line
-            ends = (line["low"].values, line["high"].values) if np.isfinite(line["low"]).all() else None
+            line = line.sel({axis: line["ratio"].notnull()})
+            if not line.sizes[axis]:
+                continue
+            ends = (line["low"].values, line["high"].values) if np.isfinite(line["low"]).any() else None
             middle = line[axis].values + (0 if by_length else distance.attrs["run"] / 2)
             lines.append(fig.Line(name, middle, line["ratio"].values, *fig.style(name), interval=ends, band=True))
         panels.append(

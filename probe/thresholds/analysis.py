@@ -331,7 +331,8 @@ def level_of(evaluation: xr.Dataset | None, measured: MeasuredFailures) -> resul
     )
     if "looks" not in evaluation.attrs:
         return level
-    counts = {str(values.dims[-1]): values.notnull().sum(str(values.dims[-1])) for values in evaluation.values()}
+    scores = [evaluation[name] for name in _METRICS if name in evaluation]
+    counts = {str(values.dims[-1]): values.notnull().sum(str(values.dims[-1])) for values in scores}
     return result.LevelByStages(
         **{**vars(level), "prompts": {name: int(count.sel(at)) for name, count in counts.items()}},
         fewest={name: int(count.values[count.values > 0].min()) for name, count in counts.items()},

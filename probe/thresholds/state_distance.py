@@ -15,7 +15,7 @@ import xarray as xr
 from pydantic.dataclasses import dataclass as checked
 
 from mesa.errors import Refused
-from probe.statistics import half_width, shown
+from probe.statistics import ONE_LOOK, confidence_of, half_width, shown
 from probe.store.result_file import InWords, Number
 
 COMPONENTS = 64
@@ -210,22 +210,26 @@ STATE_DISTANCE = "state_distance"
 def find_distance_by_length(evaluation: xr.Dataset, trained_length: int, reference: str = "origin") -> xr.Dataset:
     """How far states at the end of texts lie from the in-window distribution, by length, over how far those at M lie.
 
-    The same tokens at every length, read in the passes that measure their loss.
+    The same tokens at every length, read in the passes that measure their loss. A description: the limit has no rate of
+    false detections.
 
     Args:
-        evaluation: `state_distance` (method, length, window, layer), as `Run.evaluation`.
+        evaluation: `state_distance` (method, length, window, layer), as `Run.evaluation`. Its attribute `documents`, a
+            number a window: windows of one count once, where there are four documents or more.
         trained_length: M, tokens.
         reference: The method whose texts at M give the limit; default 'origin', or the first.
 
     Returns:
         A Dataset (method, layer, length), lengths from M on:
 
-        - `ratio`, `low`, `high`: mean over texts over that at M of the same texts, with its 95% interval (Student's);
-          NaN for fewer than four texts
+        - `ratio`, `low`, `high`: mean over texts over that at M of the same texts, with its interval (Student's, 95%,
+          over all looks of a run in stages); no interval for fewer than four texts, of several looks three
+        - `inside` (method, layer): the mean at M; where it differs from the reference's, states differ within M
         - `texts` (method, length): how many these are
-        - `limit` (layer): the ratio, below 1, of the text at M that lies farthest from their mean
-        - `leaves` (method, layer), tokens: the first length from which on the ratio is below `limit` or above its
-          inverse, its interval without 1; NaN for none
+        - `limit` (layer): the ratio, below 1, of the text at M that lies farthest from their mean, or its inverse; NaN
+          for fewer than four
+        - `leaves` (method, layer), tokens: from where on the ratio is below `limit`, or from where on above its
+          inverse, its interval without 1, up to the longest length; NaN for none
 
     Raises:
         Refused: No distance was read at M and beyond it.
@@ -234,53 +238,62 @@ def find_distance_by_length(evaluation: xr.Dataset, trained_length: int, referen
         >>> distance = np.array([1.0, 1.1, 0.9, 1.0]) * np.array([1.0, 0.6, 0.4])[:, None]
         >>> labels = {"method": ["origin"], "length": [256, 512, 1024], "window": range(4), "layer": [0]}
         >>> values = xr.DataArray(distance[None, ..., None], labels, [*labels])
-        >>> by_length = probe.find_distance_by_length(xr.Dataset({"state_distance": values}), 256)
+        >>> from probe.thresholds.state_distance import find_distance_by_length
+        >>> by_length = find_distance_by_length(xr.Dataset({"state_distance": values}), 256)
         >>> by_length["ratio"].values.round(1).ravel().tolist(), by_length["leaves"].item()
         ([1.0, 0.6, 0.4], 512.0)
     """
     read = evaluation[STATE_DISTANCE].dropna("length", how="all") if STATE_DISTANCE in evaluation else None
-    if read is None or trained_length not in read["length"] or int(read["length"][-1]) <= trained_length:
+    if read is None or trained_length not in read["length"] or int(read["length"].max()) <= trained_length:
         raise Refused(
             "no states of scored text at M and beyond it are stored; `mesa-lens probe` reads them where it measures "
             "the loss of two texts or more"
         )
-    read = read.sel(length=read["length"] >= trained_length).transpose("method", "layer", "length", "window")
+    axes = ("method", "layer", "length")
+    read = read.sel(length=read["length"] >= trained_length).sortby("length").transpose(*axes, "window")
     methods = read["method"].values.tolist()
     of = reference if reference in methods else methods[0]
-    at = read.sel(length=trained_length)
-    level = at.sel({"method": of})
-    limit = np.exp(-np.abs(np.log(level / level.mean("window"))).max("window"))
-    shape = tuple(read.sizes[axis] for axis in ("method", "layer", "length"))
+    level = read.sel({"method": of, "length": trained_length})
+    farthest = np.exp(-np.abs(np.log(level / level.mean("window"))).max("window"))
+    limit = farthest.where(level.notnull().sum("window") >= 4)
+    confidence, labels = confidence_of(evaluation.attrs), np.array(read.attrs.get("documents", ()), int)
+    least = 3 if confidence != ONE_LOOK else 4
+    if len(set(labels.tolist())) < 4 or len(labels) < read.sizes["window"]:
+        labels = np.arange(read.sizes["window"])
+    shape = tuple(read.sizes[axis] for axis in axes)
     rows = {name: np.full(shape, np.nan) for name in ("ratio", "low", "high")}
     for place in np.ndindex(shape):
-        far, near = read.values[place], at.values[place[:2]]
+        far, near = read.values[place], read.sel(length=trained_length).values[place[:2]]
         paired = np.isfinite(far) & np.isfinite(near)
         if paired.any():
-            far, near = far[paired], near[paired]
-            for key, value in zip(rows, (far.mean() / near.mean(), *_interval(near, far)), strict=True):
+            groups = np.unique(labels[: len(far)][paired], return_inverse=True)[1]
+            far, near = (np.bincount(groups, each[paired]) / np.bincount(groups) for each in (far, near))
+            values = far.mean() / near.mean(), *_interval(near, far, confidence.level, least)
+            for key, value in zip(rows, values, strict=True):
                 rows[key][place] = value
-    axes, coords = ("method", "layer", "length"), {name: read[name].values for name in ("method", "layer", "length")}
+    coords = {name: read[name].values for name in axes}
     result = xr.Dataset({name: (axes, values) for name, values in rows.items()}, coords)
-    collapses, grows = (result.ratio < limit) & (result.high < 1), (result.ratio > 1 / limit) & (result.low > 1)
-    outside = collapses | grows
-    passes_over = outside | result.ratio.isnull()  # a length that a method lacks decides nothing
-    lasts = passes_over[..., ::-1].cumprod("length")[..., ::-1].astype(bool) & outside
-    leaves = result["length"].where(lasts).min("length")
-    counts = (read.notnull() & at.notnull()).any("layer").sum("window")
-    return result.assign(limit=limit, leaves=leaves, texts=counts).assign_attrs(
+    undecided = result.low.isnull()  # a length that a method lacks, or with few texts
+    leaves = xr.full_like(result.ratio.isel(length=0, drop=True), np.nan)
+    for outside in ((result.ratio < limit) & (result.high < 1), (result.ratio > 1 / limit) & (result.low > 1)):
+        lasts = (outside | undecided)[..., ::-1].cumprod("length")[..., ::-1].astype(bool) & outside
+        leaves = leaves.fillna(result["length"].where(lasts).min("length"))
+    inside = read.sel(length=trained_length, drop=True).mean("window")
+    counts = (read.notnull() & read.sel(length=trained_length).notnull()).any("layer").sum("window")
+    return result.assign(inside=inside, limit=limit, leaves=leaves, texts=counts).assign_attrs(
         trained_length=trained_length, reference=of, hook="resid_post"
     )
 
 
-def _interval(near: np.ndarray, far: np.ndarray) -> tuple[float, float]:
-    """The 95% interval of mean(far) / mean(near) over texts, NaN for fewer than four.
+def _interval(near: np.ndarray, far: np.ndarray, confidence: float = 0.95, least: int = 4) -> tuple[float, float]:
+    """The interval of mean(far) / mean(near) over texts, NaN for fewer than `least`.
 
     Student's of the logarithm, by the delta method: of few texts a bootstrap misses the truth in 10% to 20% of draws.
     """
-    if len(near) < 4:
+    if len(near) < least:
         return np.nan, np.nan
     ratio = far.mean() / near.mean()
-    factor = np.exp(half_width(far / far.mean() - near / near.mean()))
+    factor = np.exp(half_width(far / far.mean() - near / near.mean(), confidence))
     return float(ratio / factor), float(ratio * factor)
 
 

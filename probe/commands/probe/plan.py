@@ -28,6 +28,7 @@ from probe.commands import commands, resume_command
 from probe.commands.probe import ProbeRequest
 from probe.eval_tasks.base import EvalKey, PromptSpec
 from probe.eval_tasks.retrieval import repeated_word, word_ids
+from probe.eval_tasks.score import labelled_windows
 from probe.eval_tasks.sources import check_there
 from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.evaluation import EvalPlan, Evaluation, eval_tasks, measure_with, scores_of, unfit_length
@@ -358,7 +359,7 @@ def failure_scores(plan: EvalPlan, rows: JournalRows, further: Mapping[str, Sequ
         {
             "tail_nll": (("method", "length", "window"), nll, {"long_name": "tail NLL", "units": "nats/token"}),
             "passkey": (("method", "length", "sample"), hits, {"long_name": "passkey found", "units": "1"}),
-            **scored_distances(rows, list(plan.methods), lengths, nll.shape[-1]),
+            **scored_distances(setting, rows, list(plan.methods), lengths, nll.shape[-1]),
         },
         coords={"method": list(plan.methods), "length": lengths},
         attrs={
@@ -372,9 +373,12 @@ def failure_scores(plan: EvalPlan, rows: JournalRows, further: Mapping[str, Sequ
 
 
 def scored_distances(
-    rows: JournalRows, methods: Sequence[str], lengths: Sequence[int], windows: int
+    setting: PromptSpec, rows: JournalRows, methods: Sequence[str], lengths: Sequence[int], windows: int
 ) -> dict[str, xr.DataArray]:
-    """`state_distance` (method, length, window, layer) of the rows of the tail likelihood; NaN where none was read."""
+    """`state_distance` (method, length, window, layer) of the rows of the tail likelihood; NaN where none was read.
+
+    Its attribute `documents` has the number of each window's.
+    """
     read = {
         (row, column, score.sample): score.distances
         for row, name in enumerate(methods)
@@ -388,7 +392,10 @@ def scored_distances(
     values = np.full((len(methods), len(lengths), windows, len(layers)), np.nan)
     for place, distances in read.items():
         values[place] = [distances.get(layer, np.nan) for layer in layers]
-    attrs = {"long_name": "squared distance of states to the in-window distribution", "units": "1"}
+    tail = tail_tokens(setting.trained_length)
+    there = labelled_windows(setting.documents, max(setting.lengths), setting.samples, tail)
+    attrs: dict[str, Any] = {"long_name": "squared distance of states to the in-window distribution", "units": "1"}
+    attrs["documents"] = [document for _, document in there]
     return {
         STATE_DISTANCE: xr.DataArray(values, {"layer": layers}, ("method", "length", "window", "layer"), attrs=attrs)
     }

@@ -424,7 +424,7 @@ def distance_section(
 ) -> Section:
     """How far states on text are from the in-window distribution: by length, and by position of stored texts.
 
-    layers: those of a dataset that has them; default: `states.distance_layers`.
+    layers: a dataset without any of these is left out; default: `states.distance_layers`.
     """
     text = (
         "On text, states lie closer to the centre of their in-window distribution where attention spreads over more "
@@ -433,12 +433,19 @@ def distance_section(
     )
     figures, tables = dict[str, Chart](), list[Table]()
     for distance in distances:
-        chosen = [layer for layer in layers or () if layer in distance["layer"]] or states.distance_layers(distance)
+        chosen = _there(distance, layers) if layers else states.distance_layers(distance)
+        if not chosen:
+            continue
         by_length = "length" in distance.dims
         name = f"state-distance-{'by-length-' if by_length else ''}{distance.attrs['hook']}"
         figures[name] = states.distance_chart(distance, chosen, methods)
         tables.append((_by_length if by_length else _at_end)(_chosen(distance, methods, chosen), name))
     return Section("States on text", [text], figures=figures, tables=tables)
+
+
+def _there(distance: xr.Dataset, layers: Sequence[int]) -> list[int]:
+    """Those of the layers that a dataset has."""
+    return [layer for layer in layers if layer in distance["layer"]]
 
 
 def _by_length(distance: xr.Dataset, name: str) -> Table:
@@ -453,12 +460,16 @@ def _by_length(distance: xr.Dataset, name: str) -> Table:
             last = at.sel(length=there[-1])
             ends = shown(*(float(last[key]) for key in ("ratio", "low", "high")), form="z.2f")
             leaves, limit = float(at["leaves"]), float(at["limit"])
-            if np.isfinite(leaves):
-                crossing = f"{'grow' if last['ratio'] > 1 else 'collapse'} from {leaves:.0f} tokens on"
+            moved = "growth" if last["ratio"] > 1 else "collapse"
+            if np.isnan([limit, last["low"]]).any():
+                states_do = "open: too few texts"
+            elif np.isfinite(leaves):
+                states_do = f"{moved} from {leaves:.0f} tokens on"
             else:
-                crossing = "level" if np.isfinite(last["low"]) else "open: fewer than 4 texts"
-            rows.append((method, str(layer), str(there[-1]), ends, f"{limit:.2f}", crossing))
-    columns = ("method", "layer", "length", "distance over that at M", "limit", "states")
+                states_do = "level" if last["low"] <= 1 <= last["high"] else f"{moved} within the limit"
+            cells = (f"{float(at['inside']):.2f}", str(there[-1]), ends, "-" if np.isnan(limit) else f"{limit:.2f}")
+            rows.append((method, str(layer), *cells, states_do))
+    columns = ("method", "layer", "distance at M", "length", "over that at M", "limit", "states")
     return Table("of the same last tokens, by length", columns, tuple(rows), f"{name}-last")
 
 
@@ -485,7 +496,9 @@ def distance_export(
             check_labels(distances[0], "layer", [layer])
     check_labels(distances[0], "method", methods or ())
     section = distance_section(distances, layers, methods)
-    values = dict(zip(section.figures, (_chosen(distance, methods) for distance in distances), strict=True))
+    drawn = [distance for distance in distances if not layers or _there(distance, layers)]
+    numbers = (_chosen(distance, methods, _there(distance, layers) if layers else None) for distance in drawn)
+    values = dict(zip(section.figures, numbers, strict=True))
     return Export(figures_of([section]), values | tables_of([section]))
 
 

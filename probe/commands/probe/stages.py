@@ -470,7 +470,12 @@ class Stages(FailureByLength):
             name: (("method", "length", repeats), array, {"long_name": title, "units": units})
             for (name, repeats), array, (title, units) in zip(dims, arrays.values(), attrs, strict=False)
         }
-        variables |= scored_distances({key: rows[key] for key in keys}, names, lengths, self.texts)
+        read = {
+            key: [score for score in rows[key]["scores"] if score["sample"] in self._looked(rows, key)] for key in keys
+        }
+        variables |= scored_distances(
+            setting, {key: {"scores": scores} for key, scores in read.items()}, names, lengths, self.texts
+        )
         about = {
             "tail": tail_tokens(setting.trained_length),
             "seed": setting.seed,

@@ -8,14 +8,14 @@ import pytest
 import torch
 import xarray as xr
 from sklearn.covariance import LedoitWolf
-from synthetic import hidden_states, write_run
+from synthetic import evaluation, hidden_states, write_run
 from transformers import DynamicCache, LogitsProcessor
 
 import mesa
 import probe
 from mesa.errors import Refused
 from probe.figures.states import distance_layers
-from probe.thresholds.state_distance import compared, text_distances
+from probe.thresholds.state_distance import compared, find_distance_by_length, text_distances
 from probe.thresholds.watch import StateWatch
 
 M, DIMS = 64, 24
@@ -369,7 +369,7 @@ def by_length(texts=6, seed=7):
 
 
 def test_by_length_states_leave_from_where_all_longer_prompts_are_outside():
-    distance = probe.find_distance_by_length(by_length(), M)
+    distance = find_distance_by_length(by_length(), M)
     assert distance["length"].values.tolist() == [M, 2 * M, 3 * M, 4 * M]
     np.testing.assert_array_equal(distance["leaves"], [[np.nan, 2 * M], [np.nan, np.nan]])
     at = distance.sel({"method": "origin", "layer": 9})
@@ -381,25 +381,80 @@ def test_by_length_states_leave_from_where_all_longer_prompts_are_outside():
 
 
 def test_by_length_growth_counts_and_a_method_may_lack_lengths_and_texts():
-    evaluation = by_length()
-    values = evaluation["state_distance"].values
+    read = by_length()
+    values = read["state_distance"].values
     values[0, 2:, :, 0] *= 2
     values[0, 3] = np.nan  # not measured under Origin
     values[0, 4, 5] = np.nan  # nor of this text
-    distance = probe.find_distance_by_length(evaluation, M).sel({"method": "origin"})
+    distance = find_distance_by_length(read, M).sel({"method": "origin"})
     assert distance["leaves"].values.tolist() == [2 * M, 2 * M]
     assert distance["texts"].values.tolist() == [6, 6, 0, 5]
     assert np.isnan(distance["ratio"].sel(length=3 * M)).all()
     assert distance["ratio"].sel(length=4 * M, layer=0) == pytest.approx(2, rel=0.02)
 
 
-def test_by_length_three_texts_have_no_interval_and_leave_nothing():
-    distance = probe.find_distance_by_length(by_length(texts=3), M)
-    assert np.isnan(distance["low"]).all()
-    assert np.isnan(distance["leaves"]).all()
+def test_by_length_three_texts_have_no_interval_and_no_limit():
+    distance = find_distance_by_length(by_length(texts=3), M)
+    assert np.isnan(distance[["low", "limit", "leaves"]].to_array()).all()
+    looked = find_distance_by_length(by_length(texts=3).assign_attrs(looks=[3, 6, 20]), M)
+    assert np.isfinite(looked["low"]).all()  # of a run in stages the first look is of three
+    assert np.isnan(looked["leaves"]).all()
+
+
+def test_by_length_states_that_collapse_and_then_grow_leave_where_they_grow():
+    read = by_length()
+    read["state_distance"].values[0, 3:, :, 1] *= 8
+    distance = find_distance_by_length(read, M).sel({"method": "origin", "layer": 9})
+    assert distance["ratio"].round(1).values.tolist() == [1, 0.6, 3.2, 2.4]
+    assert distance["leaves"] == 3 * M
+
+
+def test_by_length_windows_of_a_document_count_once_where_there_are_four_documents():
+    read = by_length(texts=8)
+    values = read["state_distance"]
+    values.values[:, 2:, 4:] *= np.linspace(0.5, 2, 4)[:, None]  # four windows of one document differ
+    alone = find_distance_by_length(read, M)
+    values.attrs["documents"] = [0, 1, 2, 3, 4, 4, 4, 4]
+    together = find_distance_by_length(read, M)
+    of_documents = [*range(4), slice(4, None)]
+    far, near = (np.array([values[0, at, text, 0].mean() for text in of_documents]) for at in (2, 1))
+    assert together["ratio"][0, 0, 1] == pytest.approx(far.mean() / near.mean())
+    assert together["high"][0, 0, 1] - together["low"][0, 0, 1] != alone["high"][0, 0, 1] - alone["low"][0, 0, 1]
+    values.attrs["documents"] = [0] * 8
+    assert find_distance_by_length(read, M).equals(alone)
+
+
+def scores_with(distances):
+    """Scores by length of a run, with these distances."""
+    scores = evaluation()
+    read = (
+        distances["state_distance"]
+        .drop_vars("window")
+        .reindex({"method": scores["method"], "length": scores["length"]})
+    )
+    return scores.assign(state_distance=read)
+
+
+def test_a_run_says_by_length_what_states_do(tmp_path):
+    distances = by_length()
+    distances["state_distance"].values[1, 2:, :, 0] *= 0.95  # clearly below 1, and within the limit
+    run = probe.open_run(write_run(tmp_path, hidden_states(layers=1, dims=8), scores_with(distances)))
+    result = run.distance()
+    lines = {tuple(line.split()[:2]): " ".join(line.split()[2:]) for line in result.text.splitlines()}
+    assert lines["origin", "9"].endswith(f"collapse from {2 * M} tokens on")
+    assert lines["rerope", "0"].endswith("collapse within the limit")
+    assert lines["rerope", "9"].endswith("level")
+    assert result.names == ["state-distance-by-length-resid_post"]
+    assert run.distance(layers=[9]).data.equals(result.data)
+    csv = dict(run.distance(layers=[9]).export.files("csv"))["state-distance-by-length-resid_post.csv"].decode()
+    assert {row.split(",")[1] for row in csv.splitlines()[1:]} == {"9"}
+    with pytest.raises(ValueError, match="layer 7"):
+        run.distance(layers=[7])
+    with pytest.raises(Refused, match="resid_pre"):
+        run.distance(hook="resid_pre")
 
 
 @pytest.mark.parametrize("lengths", [[48, M], [2 * M, 3 * M], []])
 def test_by_length_needs_m_and_longer_prompts(lengths):
     with pytest.raises(Refused, match="at M and beyond"):
-        probe.find_distance_by_length(by_length().sel(length=lengths) if lengths else xr.Dataset(), M)
+        find_distance_by_length(by_length().sel(length=lengths) if lengths else xr.Dataset(), M)
