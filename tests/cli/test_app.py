@@ -175,6 +175,21 @@ def test_of_a_window_that_is_stated_too_large_no_drift_is_displayed(tmp_path, mo
     assert not figures(app)
 
 
+def test_thresholds_end_with_how_far_states_on_text_lie(tmp_path, monkeypatch):
+    scores = evaluation()
+    ratio = np.random.default_rng(0).uniform(0.95, 1.05, (4, 6, 6, 1))
+    ratio[0, 2:] *= 0.4  # Origin beyond M = 64
+    scores["state_distance"] = ("method", "length", "window", "layer"), ratio
+    write_run(tmp_path / "run", hidden_states(layers=1), scores.assign_coords(layer=[7]))
+    app = run(tmp_path, monkeypatch, "thresholds")
+    assert not app.exception
+    assert "How far states at the end of texts lie" in titles(app)[-1]
+    states = dict(zip(tables(app)[-1]["method"], tables(app)[-1]["states"], strict=True))
+    assert states == {"origin": "collapse from 128 tokens on"} | dict.fromkeys(
+        ("rerope", "dynamic-ntk", "mesa"), "level"
+    )
+
+
 def test_anatomy_follows_its_selectors(opened):
     app = opened("anatomy", run="first")
     assert re.search(r"At 1024 tokens \(4 prompts; .*\): lost 1: L2H3", shown_texts(app))
