@@ -30,9 +30,12 @@ def test_memory_is_shared_among_workers(nodes, workers, tasks, expected):
     assert worker_memory(nodes, TAKES, workers, tasks) == (len(expected), expected[0])
 
 
-@pytest.mark.parametrize(("node", "gpus", "expected"), [(machine(8, 3, 4000), 2, 1), (machine(8, 1, 4000), 0.5, 2)])
+@pytest.mark.parametrize(
+    ("node", "gpus", "expected"),
+    [(machine(8, 3, 4000), 2, 1), (machine(8, 1, 4000), 0.5, 2), (machine(8, 1, 4000), 0.2, 5)],
+)
 def test_gpus_limit_the_workers(node, gpus, expected):
-    assert worker_memory([node], TAKES._replace(gpus=gpus), 4, [SMALL])[0] == expected
+    assert worker_memory([node], TAKES._replace(gpus=gpus), 9, [SMALL])[0] == expected
 
 
 def test_an_error_names_what_no_machine_has():
