@@ -31,6 +31,7 @@ from probe.experiment.journal import JournalRows, recorded
 from probe.experiment.pool import LOCAL, MeasureTask, Runner, Task
 from probe.experiment.run import Experiment, PlanWorker, origin_of, run
 from probe.files import JsonObject, checksum
+from probe.run_folder import journals, recorded as recorded_run
 
 
 def harness(module: str = "") -> Any:
@@ -45,6 +46,7 @@ _utils = harness(".models.utils")
 HFLM: Any = harness(".models.huggingface").HFLM
 _GENERATED = 256  # tokens, of a task that states none
 _ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_CODE = (".yaml", ".yml", ".py")
 
 
 class HarnessModel(HFLM):
@@ -236,8 +238,8 @@ class Harness(Experiment):
         settings = {name: plan.settings[name] for name in ("model", *IDENTITY, "trained_length", "executor")}
         settings |= {"lengths": plan.setting.lengths, "scored": SCORED}
         settings |= {key: value for key, value in plan.request.load.items() if value is not None}
-        there = sorted(self.include_path.rglob("*")) if self.include_path else []
-        sums = [fingerprint_of_file(file) for file in there if file.suffix in (".yaml", ".yml", ".py")]
+        files = _task_files(self.include_path) if self.include_path else []
+        sums = [(file.relative_to(self.include_path).as_posix(), fingerprint_of_file(file)) for file in files]
         settings |= {"lm_eval": version("lm_eval"), "tasks": checksum(sums)}
         return settings | {"include_path": self.include_path and str(self.include_path), "limit": self.limit}
 
@@ -252,6 +254,15 @@ class Harness(Experiment):
         number = bytes_a_number(config, self.plan.request.load)
         size = prompt_bytes(config, tokens, number) + tokens * config.vocab_size * (number + 4)  # and in float32
         return [Task("harness", key, size, size) for key in self.keys if key not in rows]
+
+
+def _task_files(folder: Path) -> list[Path]:
+    """Files below a folder of tasks, data too, but for hidden ones, Python's caches, and what is next to a journal."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    parts = {path: path.relative_to(folder).parts for path in files}
+    files = [path for path in files if not any(part[0] == "." or part == "__pycache__" for part in parts[path])]
+    runs = {path.parent for path in files if path.name in journals() and recorded_run(path)}
+    return [path for path in files if path.suffix in _CODE or runs.isdisjoint(path.parents)]
 
 
 @dataclass(frozen=True)
