@@ -245,7 +245,8 @@ class Latency(EvalTask):
     @torch.no_grad()
     def _run(self, loaded: Loaded, ids: np.ndarray) -> tuple[float, float, float]:
         model, places = loaded.model, devices(loaded.model)
-        tokens = torch.tensor(ids, device=model.device)[None]
+        rows = model.get_input_embeddings().weight.shape[0]  # a tokenizer may have more tokens
+        tokens = torch.tensor(ids % rows, device=model.device)[None]
         given = with_cache(model, new_cache(model))
         with watched_peak(places) as peak:
             begin = _now(places)
