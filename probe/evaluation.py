@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 
 import mesa
 from mesa import plugins
 from mesa.device import free_bytes, states_checked
-from mesa.errors import Refused
+from mesa.errors import Refused, is_out_of_memory
 from mesa.fingerprints import ids_fingerprint
 from mesa.methods import Method, meant
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
@@ -221,7 +220,7 @@ def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None
         try:
             prepared = TASKS[name].prepare(loaded.tokenizer, length, plan.setting, plan.setting.samples)
         except RuntimeError as error:
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error):
                 return None
             raise
         if not task.inputs:
@@ -254,7 +253,7 @@ def _row(
             try:
                 scores = list(task.measure(loaded, length, prepared, replace(setting, batch=batch)))
             except RuntimeError as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 batch //= 2
     if scores is None:
@@ -272,10 +271,6 @@ def _batch(model: Any, length: int, most: int, memory: int | None) -> int:
     free = free_bytes(model.device) // 2
     limit = free if memory is None else min(free, memory)
     return max(1, min(most, limit // prompt_bytes(model.config, length, model.dtype.itemsize)))
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 _SCORES = TypeAdapter(list[Score])
