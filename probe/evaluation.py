@@ -17,7 +17,7 @@ from mesa.fingerprints import ids_fingerprint
 from mesa.methods import Method, meant
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from mesa.progress import Bar
-from probe.capture.memory import check_prompts, prompt_bytes
+from probe.capture.memory import check_prompts, prompt_bytes, scores_bytes
 from probe.eval_tasks.base import EvalKey, EvalTask, PromptSpec, Score
 from probe.eval_tasks.ruler import RULER
 from probe.eval_tasks.score import documents_of, logits_bytes
@@ -173,14 +173,14 @@ def fitting_lengths(tasks: Iterable[EvalTask], tokenizer: Any, setting: PromptSp
     return fitting
 
 
-def memory_bytes(config: Any, tasks: Sequence[str], setting: PromptSpec, number_bytes: int) -> int:
+def memory_bytes(config: Any, tasks: Sequence[str], setting: PromptSpec, number_bytes: int, executor: str) -> int:
     """Rough memory, at the longest prompts, in addition to weights of so many bytes a number.
 
-    Key-value cache and one layer's states of a batch, the logits that a task has at once.
+    Key-value cache, one layer's states and dense scores of a batch, the logits that a task has at once.
     """
     longest = max(setting.lengths)
     batch = setting.batch if any(TASKS[task].batched for task in tasks) else 1
-    states = batch * prompt_bytes(config, longest, number_bytes)
+    states = batch * (prompt_bytes(config, longest, number_bytes) + scores_bytes(config, longest, executor))
     logits = max((TASKS[task].logits(longest, setting) for task in tasks), default=0)
     return states + logits_bytes(config.vocab_size, logits, number_bytes)
 
@@ -195,9 +195,9 @@ def eval_tasks(plan: EvalPlan, keys: Sequence[EvalKey]) -> list[Task]:
     """Tasks with the memory that they take: with one prompt at a time, and with a full batch."""
     number_bytes, tasks = bytes_a_number(plan.config, plan.request.load), []
     for task, method, length in keys:
+        settings = (replace(plan.setting, lengths=(length,), batch=batch) for batch in (1, plan.setting.batch))
         least, best = (
-            memory_bytes(plan.config, [task], replace(plan.setting, lengths=(length,), batch=batch), number_bytes)
-            for batch in (1, plan.setting.batch)
+            memory_bytes(plan.config, [task], setting, number_bytes, plan.request.executor) for setting in settings
         )
         weight = TASKS[task].tokens(length, plan.setting)
         tasks.append(Task("measure", (task, method, length), least, best, weight=weight, length=length))
@@ -244,10 +244,11 @@ def _row(
 ) -> JsonObject | None:
     """A task's journal row; None where it does not fit in memory, even prompt by prompt."""
     task, method, setting = TASKS[name], plan.methods[method_name], plan.setting
-    batch = min(_batch(loaded.model, length, setting.batch, memory), len(prepared)) if task.batched else 1
+    executor = plan.request.executor
+    batch = min(_batch(loaded.model, length, setting.batch, memory, executor), len(prepared)) if task.batched else 1
     measured = contextlib.nullcontext() if task.is_timed else watched_peak(devices(loaded.model))
     checked = contextlib.nullcontext() if task.is_timed else states_checked(loaded.model)
-    with measured as peak, mesa.applied(loaded.model, method, executor=plan.request.executor), checked:
+    with measured as peak, mesa.applied(loaded.model, method, executor=executor), checked:
         scores = None
         while batch and scores is None:
             try:
@@ -266,11 +267,12 @@ def _as_json(score: Score) -> JsonObject:
     return {name: value for name, value in asdict(score).items() if name != "depth" or value is not None}
 
 
-def _batch(model: Any, length: int, most: int, memory: int | None) -> int:
+def _batch(model: Any, length: int, most: int, memory: int | None, executor: str) -> int:
     """How many prompts are decoded at once: up to `most` that take half of the free memory, and at most `memory`."""
     free = free_bytes(model.device) // 2
     limit = free if memory is None else min(free, memory)
-    return max(1, min(most, limit // prompt_bytes(model.config, length, model.dtype.itemsize)))
+    prompt = prompt_bytes(model.config, length, model.dtype.itemsize) + scores_bytes(model.config, length, executor)
+    return max(1, min(most, limit // prompt))
 
 
 _SCORES = TypeAdapter(list[Score])

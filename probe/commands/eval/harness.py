@@ -22,7 +22,7 @@ from mesa.device import states_checked
 from mesa.errors import NotFound, Refused, install_command
 from mesa.fingerprints import IDENTITY, fingerprint_of_file
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
-from probe.capture.memory import prompt_bytes
+from probe.capture.memory import prompt_bytes, scores_bytes
 from probe.commands.eval import HarnessOptions
 from probe.commands.eval.page import HARNESS_SCORES, HarnessScores
 from probe.eval_tasks.base import EvalKey
@@ -253,6 +253,7 @@ class Harness(Experiment):
         config, tokens = self.plan.config, max(self.plan.setting.lengths)
         number = bytes_a_number(config, self.plan.request.load)
         size = prompt_bytes(config, tokens, number) + tokens * config.vocab_size * (number + 4)  # and in float32
+        size += scores_bytes(config, tokens, self.plan.request.executor)
         return [Task("harness", key, size, size) for key in self.keys if key not in rows]
 
 

@@ -22,7 +22,7 @@ from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
 from mesa.settings import requested_names
 from mesa.support import is_rotary, layers_text
-from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
+from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes, scores_bytes
 from probe.capture.spec import OF_LAYERS, Selection
 from probe.commands import commands, resume_command
 from probe.commands.probe import ProbeRequest
@@ -107,9 +107,8 @@ class ProbePlan:
         number = bytes_a_number(self.config, self.request.load)
         captured = peak_bytes(self.config, self.length, number, 0)
         longest = max(self.lengths) if self.request.samples else 0
-        scores = self.config.num_attention_heads * max(self.length, longest) ** 2  # of one layer
-        dense = 3 * 4 * scores if self.request.executor == "dense" else 0
-        return max(captured, prompt_bytes(self.config, longest, number)) + dense
+        scores = scores_bytes(self.config, max(self.length, longest), self.request.executor)
+        return max(captured, prompt_bytes(self.config, longest, number)) + scores
 
     @property
     def host_bytes(self) -> int:
