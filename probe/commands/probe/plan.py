@@ -389,10 +389,11 @@ _FINEST = 16
 class FailureByLength(Evaluation):
     """Tail likelihood and passkey at the plan's lengths, then at `rounds` further ones of each method that fails.
 
-    not_compared: settings in which a resumed run may differ.
+    not_compared: settings in which a resumed run may differ. shorter: what to do where a prompt is too long for memory.
     """
 
     title, journal, written = "measuring failure", JOURNAL, ()
+    shorter = "shorten --lengths"
 
     def __init__(self, plan: EvalPlan, rounds: int, not_compared: Sequence[str] = ()) -> None:
         super().__init__(plan)
@@ -430,7 +431,7 @@ class FailureByLength(Evaluation):
         """Adds a row. Raises RuntimeError where the task did not fit in memory, Refused for a NaN."""
         name, method, length = task.key
         if value is None:
-            raise Failed(f"{name} under {method} does not fit in memory at {length} tokens; shorten --lengths")
+            raise Failed(f"{name} under {method} does not fit in memory at {length} tokens; {self.shorter}")
         if any(math.isnan(score["value"]) for score in value["scores"]):
             raise Refused(
                 f"the tail NLL under {method} at {length} tokens is not a number; run the model with a wider "

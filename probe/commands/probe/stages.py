@@ -80,6 +80,8 @@ class Stages(FailureByLength):
     one. fits: whether a task is begun.
     """
 
+    shorter = "give --overwrite and shorter --lengths"  # without it the longest length stays
+
     def __init__(
         self,
         plan: EvalPlan,
