@@ -307,7 +307,7 @@ class Evaluation(Experiment):
 
     def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """Those without a row, or with scores of other lengths than the plan's."""
-        return eval_tasks(self.plan, [key for key in self.plan.cells if not self._is_done(rows, key)])
+        return eval_tasks(self.plan, [key for key in self.plan.cells if not self.scored(rows, key)])
 
     def remaining(self, rows: JournalRows) -> int | None:
         """Rows that the journal lacks."""
@@ -331,11 +331,13 @@ class Evaluation(Experiment):
         self.too_large.append(EvalKey(name, method, length))
         Bar.write(f"left out: {name} under {method} does not fit in memory at {length} tokens", file=sys.stderr)
 
-    def _is_done(self, rows: JournalRows, key: EvalKey) -> bool:
+    def scored(self, rows: JournalRows, key: EvalKey) -> list[Score]:
+        """The scores of a cell at the plan's lengths; empty without a row, or where it is of others."""
         if key not in rows:
-            return False
-        lengths = TASKS[key.task].scored(key.length, self.plan.setting)
-        return {score.length for score in scores_of(rows[key])} == {*lengths}
+            return []
+        task, setting = TASKS[key.task], self.plan.setting
+        scores = task.at_lengths(scores_of(rows[key]), setting)
+        return scores if {score.length for score in scores} == {*task.scored(key.length, setting)} else []
 
 
 def check_scores(journal: Journal, plan: EvalPlan, *, equal: bool = True) -> None:

@@ -238,8 +238,7 @@ class Harness(Experiment):
         settings = {name: plan.settings[name] for name in ("model", *IDENTITY, "trained_length", "executor")}
         settings |= {"lengths": plan.setting.lengths, "scored": SCORED}
         settings |= {key: value for key, value in plan.request.load.items() if value is not None}
-        files = _task_files(self.include_path) if self.include_path else []
-        sums = [(file.relative_to(self.include_path).as_posix(), fingerprint_of_file(file)) for file in files]
+        sums = _sums_of_tasks(self.include_path) if self.include_path else []
         settings |= {"lm_eval": version("lm_eval"), "tasks": checksum(sums)}
         return settings | {"include_path": self.include_path and str(self.include_path), "limit": self.limit}
 
@@ -257,13 +256,13 @@ class Harness(Experiment):
         return [Task("harness", key, size, size) for key in self.keys if key not in rows]
 
 
-def _task_files(folder: Path) -> list[Path]:
-    """Files below a folder of tasks, data too, but for hidden ones, Python's caches, and what is next to a journal."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    parts = {path: path.relative_to(folder).parts for path in files}
-    files = [path for path in files if not any(part[0] == "." or part == "__pycache__" for part in parts[path])]
-    runs = {path.parent for path in files if path.name in journals() and recorded_run(path)}
-    return [path for path in files if path.suffix in _CODE or runs.isdisjoint(path.parents)]
+def _sums_of_tasks(folder: Path) -> list[tuple[str, str]]:
+    """Names and sums of files below a folder of tasks: data too, but no hidden ones, caches of Python, or runs."""
+    there = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    there = [path for path in there if not any(part[0] == "." or part == "__pycache__" for part in path.parts)]
+    runs = {path.parent for path in there if path.name in journals() and recorded_run(folder / path)}
+    there = [path for path in there if path.suffix in _CODE or runs.isdisjoint(path.parents)]
+    return [(path.as_posix(), fingerprint_of_file(folder / path)) for path in there]
 
 
 @dataclass(frozen=True)
