@@ -20,7 +20,7 @@ MIXED = {
     "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
     "llama4": {"attention_chunk_size": 17},
 }
-"""Families with a window, or chunks, of 17 tokens in layer 0 (qwen2: 1), full attention in the other; config's changes."""
+"""Families with a window, or chunks, of 17 tokens in layer 0 (qwen2: 1), full attention in the other; more config."""
 NAMES = ("rerope", "pi", "dynamic-ntk", "mesa", "lm-infinite")
 
 
