@@ -29,6 +29,15 @@ class Failed(RuntimeError):
     """What was asked for is right and could not be done: no memory, no worker, no numbers. Exit code 1."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a machine or device has no more memory: Python's, or torch's of a GPU or a CPU.
+
+    Torch, which need not be loaded, has a class of errors for GPUs alone.
+    """
+    is_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_torch)
+
+
 def install_command(extra: str) -> str:
     """What installs the packages of an extra, at the versions that we ask for, e.g. "pip install 'gguf>=0.17'"."""
     try:

@@ -33,7 +33,7 @@ from mesa.checkpoints.gguf_file import as_plain, check_stored, mend_tokenizer, r
 from mesa.checkpoints.place import CACHE, DEFAULT, Place, cache_folder, check_stated, place_of, place_with_options
 from mesa.constructed_config import ConstructedConfig  # transformers knows it from then on
 from mesa.device import check_finite
-from mesa.errors import NotFound, Refused
+from mesa.errors import NotFound, Refused, is_out_of_memory
 from mesa.fingerprints import fingerprint_of_file
 from mesa.support import note_stated
 
@@ -378,15 +378,13 @@ def _loading(name: str, place: Place, *parts: str) -> Iterator[None]:
     except OSError as error:
         _check_parts(name, place, parts)
         raise OSError(f"cannot load model {name!r}: {str(error).strip().splitlines()[0]}") from error
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
     except ImportError as error:
         raise Refused(
             f"cannot load model {name!r}: a package that it needs is not installed, or of another version: "
             f"{in_short(error)}"
         ) from error
     except Exception as error:  # a damaged file raises whatever its reader met
-        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
+        if is_out_of_memory(error):
             raise
         _check_parts(name, place, parts)
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from mesa.errors import Failed, Refused
+from mesa.errors import Failed, Refused, is_out_of_memory
 from mesa.methods import meant
 from mesa_lens import __version__
 from mesa_lens.arguments import add_command
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nmesa-lens: interrupted; {note}", file=sys.stderr)
         return 1
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, which need not be loaded here
+        if is_out_of_memory(error):
             return _complain(error, 1, debug)
         print(
             f"mesa-lens: this is a fault of mesa-lens {__version__}; please report it with these lines:",

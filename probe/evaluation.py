@@ -8,18 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 
 import mesa
 from mesa import plugins
 from mesa.device import free_bytes, states_checked
-from mesa.errors import Refused
+from mesa.errors import Refused, is_out_of_memory
 from mesa.fingerprints import ids_fingerprint
 from mesa.methods import Method, meant
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from mesa.progress import Bar
-from probe.capture.memory import check_prompts, prompt_bytes
+from probe.capture.memory import check_prompts, prompt_bytes, scores_bytes
 from probe.eval_tasks.base import EvalKey, EvalTask, PromptSpec, Score
 from probe.eval_tasks.ruler import RULER
 from probe.eval_tasks.score import documents_of, logits_bytes
@@ -178,14 +177,14 @@ def fitting_lengths(tasks: Iterable[EvalTask], tokenizer: Any, setting: PromptSp
     return fitting
 
 
-def memory_bytes(config: Any, tasks: Sequence[str], setting: PromptSpec, number_bytes: int) -> int:
+def memory_bytes(config: Any, tasks: Sequence[str], setting: PromptSpec, number_bytes: int, executor: str) -> int:
     """Rough memory, at the longest prompts, in addition to weights of so many bytes a number.
 
-    Key-value cache and one layer's states of a batch, the logits that a task has at once.
+    Key-value cache, one layer's states and dense scores of a batch, the logits that a task has at once.
     """
     longest = max(setting.lengths)
     batch = setting.batch if any(TASKS[task].batched for task in tasks) else 1
-    states = batch * prompt_bytes(config, longest, number_bytes)
+    states = batch * (prompt_bytes(config, longest, number_bytes) + scores_bytes(config, longest, executor))
     logits = max((TASKS[task].logits(longest, setting) for task in tasks), default=0)
     return states + logits_bytes(config.vocab_size, logits, number_bytes)
 
@@ -200,9 +199,9 @@ def eval_tasks(plan: EvalPlan, keys: Sequence[EvalKey]) -> list[Task]:
     """Tasks with the memory that they take: with one prompt at a time, and with a full batch."""
     number_bytes, tasks = bytes_a_number(plan.config, plan.request.load), []
     for task, method, length in keys:
+        settings = (replace(plan.setting, lengths=(length,), batch=batch) for batch in (1, plan.setting.batch))
         least, best = (
-            memory_bytes(plan.config, [task], replace(plan.setting, lengths=(length,), batch=batch), number_bytes)
-            for batch in (1, plan.setting.batch)
+            memory_bytes(plan.config, [task], setting, number_bytes, plan.request.executor) for setting in settings
         )
         weight = TASKS[task].tokens(length, plan.setting)
         tasks.append(Task("measure", (task, method, length), least, best, weight=weight, length=length))
@@ -230,7 +229,7 @@ def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None
             prepared = TASKS[name].prepare(loaded.tokenizer, length, plan.setting, plan.setting.samples)
             read = states() if plan.reads_states and name == TAIL.name else None
         except RuntimeError as error:
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error):
                 return None
             raise
         samples = task.inputs or range(len(prepared))
@@ -259,16 +258,17 @@ def _row(
 ) -> JsonObject | None:
     """A task's journal row; None where it does not fit in memory, even prompt by prompt."""
     task, method, setting = TASKS[name], plan.methods[method_name], plan.setting
-    batch = min(_batch(loaded.model, length, setting.batch, memory), len(prepared)) if task.batched else 1
+    executor = plan.request.executor
+    batch = min(_batch(loaded.model, length, setting.batch, memory, executor), len(prepared)) if task.batched else 1
     measured = contextlib.nullcontext() if task.is_timed else watched_peak(devices(loaded.model))
     checked = contextlib.nullcontext() if task.is_timed else states_checked(loaded.model)
-    with measured as peak, mesa.applied(loaded.model, method, executor=plan.request.executor), checked:
+    with measured as peak, mesa.applied(loaded.model, method, executor=executor), checked:
         scores = None
         while batch and scores is None:
             try:
                 scores = list(task.measure(loaded, length, prepared, replace(setting, batch=batch)))
             except RuntimeError as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 batch //= 2
     if scores is None:
@@ -282,15 +282,12 @@ def _as_json(score: Score) -> JsonObject:
     return {name: value for name, value in asdict(score).items() if name not in optional or value is not None}
 
 
-def _batch(model: Any, length: int, most: int, memory: int | None) -> int:
+def _batch(model: Any, length: int, most: int, memory: int | None, executor: str) -> int:
     """How many prompts are decoded at once: up to `most` that take half of the free memory, and at most `memory`."""
     free = free_bytes(model.device) // 2
     limit = free if memory is None else min(free, memory)
-    return max(1, min(most, limit // prompt_bytes(model.config, length, model.dtype.itemsize)))
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    prompt = prompt_bytes(model.config, length, model.dtype.itemsize) + scores_bytes(model.config, length, executor)
+    return max(1, min(most, limit // prompt))
 
 
 _SCORES = TypeAdapter(list[Score])
@@ -325,7 +322,7 @@ class Evaluation(Experiment):
 
     def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """Those without a row, or with scores of other lengths than the plan's."""
-        return eval_tasks(self.plan, [key for key in self.plan.cells if not self._is_done(rows, key)])
+        return eval_tasks(self.plan, [key for key in self.plan.cells if not self.scored(rows, key)])
 
     def remaining(self, rows: JournalRows) -> int | None:
         """Rows that the journal lacks."""
@@ -349,11 +346,13 @@ class Evaluation(Experiment):
         self.too_large.append(EvalKey(name, method, length))
         Bar.write(f"left out: {name} under {method} does not fit in memory at {length} tokens", file=sys.stderr)
 
-    def _is_done(self, rows: JournalRows, key: EvalKey) -> bool:
+    def scored(self, rows: JournalRows, key: EvalKey) -> list[Score]:
+        """The scores of a cell at the plan's lengths; empty without a row, or where it is of others."""
         if key not in rows:
-            return False
-        lengths = TASKS[key.task].scored(key.length, self.plan.setting)
-        return {score.length for score in scores_of(rows[key])} == {*lengths}
+            return []
+        task, setting = TASKS[key.task], self.plan.setting
+        scores = task.at_lengths(scores_of(rows[key]), setting)
+        return scores if {score.length for score in scores} == {*task.scored(key.length, setting)} else []
 
 
 def check_scores(journal: Journal, plan: EvalPlan, *, equal: bool = True) -> None:

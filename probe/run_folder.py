@@ -85,7 +85,6 @@ RUN = "run"
 """The key of a result's file under which it says of which run it is, see `run_of`."""
 _IDENTITY = ("model", "trained_length", "revision", "seed")
 _TAKEN = ("model", "trained_length", "revision", "dtype", "seed")
-_REMEDY = "use --overwrite or another --out, or leave the option out"
 
 
 class RunFolder:
@@ -197,32 +196,39 @@ class RunFolder:
         methods: Mapping[str, Any],
         dtypes: Callable[[JsonObject], str],
         apart: Sequence[str] = (),
+        own: Sequence[str] | None = None,
     ) -> None:
         """Raises FileExistsError where a new run may not write to the folder.
 
         It holds other things than a run, or a run of another model, M, revision, dtype or seed (both values are named),
         or one of the files `apart` of another command. Another text is told on stderr: what is measured on it stands
         next to what was measured on the run's. settings: of the new plan. methods: its methods; those that the run has
-        too must have the same parameters. dtypes: returns the dtype of a model with such options.
+        too must have the same parameters. dtypes: returns the dtype of a model with such options. own: what --overwrite
+        replaces, which is proposed where nothing else is of a run; None: all.
         """
         self.check_run()
         if self.settings:
-            self._check_settings(self.settings, settings, methods, dtypes)
+            kept = any((self.path / name).exists() for name in apart)
+            kept = kept or (own is not None and bool(RunFolder(self.path, own).settings))
+            remedy = f"use {'' if kept else '--overwrite or '}another --out, or leave the option out"
+            self._check_settings(self.settings, settings, methods, dtypes, remedy)
         self.check_apart(apart)
 
-    def _check_settings(self, there: JsonObject, settings: JsonObject, methods: Mapping[str, Any], dtypes: Any) -> None:
+    def _check_settings(
+        self, there: JsonObject, settings: JsonObject, methods: Mapping[str, Any], dtypes: Any, remedy: str
+    ) -> None:
         if problem := differing(there, settings):
-            raise Occupied(f"{self.path} is a run of {problem}; {_REMEDY}")
+            raise Occupied(f"{self.path} is a run of {problem}; {remedy}")
         then, now = there.get("source_dtype") or dtypes(there), dtypes(settings)
         if then != now:
-            raise Occupied(f"{self.path} is a run of another {difference('dtype', then, now)}; {_REMEDY}")
+            raise Occupied(f"{self.path} is a run of another {difference('dtype', then, now)}; {remedy}")
         texts = [str(of.get("text") or SHIPPED_TEXT) for of in (there, settings)]
         if texts[0] != texts[1] and not same_text(there, settings):
             sys.stderr.write(f"{self.path} is a run on another {difference('text', *texts)}\n")
         for name, config in _methods(there).items():
             mine = json.loads(json.dumps(methods[name].describe())) if name in methods else {}
             for key, *values in changed_parameters(config, mine):
-                raise Occupied(f"{self.path} holds {name} of another {difference(key, *values)}; {_REMEDY}")
+                raise Occupied(f"{self.path} holds {name} of another {difference(key, *values)}; {remedy}")
 
     def taken(self, values: JsonObject, passed: Sequence[str], default_methods: str) -> JsonObject:
         """The options that the run has and that were not passed, by key; `trust_remote_code` is never taken.

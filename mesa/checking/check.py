@@ -35,7 +35,7 @@ from mesa.device import check_finite
 from mesa.engine.bridge import adapted, bridge
 from mesa.engine.plug import Attachment, applied, check_free
 from mesa.engine.structure import new_cache, state_of, windows as windows_of_model
-from mesa.errors import Refused
+from mesa.errors import Refused, is_out_of_memory
 from mesa.families import Family, passed
 from mesa.methods import LMInfinite, Method, NoPE, Origin, ReRoPE
 from mesa.methods.base import check_length
@@ -475,7 +475,7 @@ def _checked(
 
 
 _NEEDED = {"weights are numbers", "states are numbers", "stock against origin"}
-"""Checks after which no other makes sense where they fail."""
+"""Checks after which no other makes sense where they fail or are not run."""
 
 _Step = tuple[Sequence[str], str, Callable[[], Iterable[CheckRow]]]
 """Checks, their method if any, and what computes their rows."""
@@ -505,7 +505,7 @@ def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> 
 
 
 def _rows(steps: list[_Step], minutes: float | None) -> Iterator[CheckRow]:
-    """The steps' rows, behind a progress bar once they take two seconds; 'not run' after one that is needed failed.
+    """The steps' rows, behind a progress bar after two seconds; 'not run' after one that is needed and did not pass.
 
     A step that raises gives a failed row of each check, or not run for want of memory.
     """
@@ -516,13 +516,16 @@ def _rows(steps: list[_Step], minutes: float | None) -> Iterator[CheckRow]:
         said, result, rows = why, NOT_RUN, list[CheckRow]()
         try:
             rows += () if why else rows_of()
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            said = f"{error or 'no memory'}; use a smaller --pretended, or a device with more memory"
         except Exception as error:
-            said, result = f"{type(error).__name__}: {' '.join(str(error).split())}", FAILED
-            said += "" if isinstance(error, RuntimeError | ValueError) else "; report it with this table"
+            said = " ".join(str(error).split())
+            if is_out_of_memory(error):
+                said = f"{said or 'no memory'}; use a smaller --pretended, or a device with more memory"
+            else:
+                said, result = f"{type(error).__name__}: {said}", FAILED
+                said += "" if isinstance(error, RuntimeError | ValueError) else "; report it with this table"
         if said:
             rows = [CheckRow(check, result, said, method) for check in checks]
         yield from rows
-        if not why and any(row.check in _NEEDED and row.result == FAILED and row.difference is None for row in rows):
-            why = f"{checks[0]!r} failed"
+        ended = {row.result for row in rows if row.check in _NEEDED and row.difference is None} & {FAILED, NOT_RUN}
+        if ended and not why:
+            why = f"{checks[0]!r} {'failed' if FAILED in ended else 'was not run'}"

@@ -15,7 +15,7 @@ from mesa.checking.oracle import Positions
 from mesa.decoder import decoder_of, removed, replaced
 from mesa.engine import structure
 from mesa.engine.plug import Attachment
-from mesa.errors import Failed, Refused
+from mesa.errors import Failed, Refused, is_out_of_memory
 from mesa.families import family_of
 from mesa.methods import Method, Origin
 from mesa.outside import attention_called, attention_function, cache_in, mask_function
@@ -242,6 +242,8 @@ class Subject:
         try:
             plain = run(self.model, ids, output_hidden_states=True)
         except (RuntimeError, IndexError) as error:
+            if is_out_of_memory(error):
+                raise
             why = f"the stock model itself cannot read {setting.length} tokens ({error}); use a smaller --pretended"
             raise Failed(why) from error
         with rounding_perturbed(self.model):

@@ -44,6 +44,11 @@ def prompt_bytes(config: Any, tokens: int, itemsize: int) -> int:
     return tokens * (2 * config.num_hidden_layers * key_heads * width + 12 * hidden) * itemsize
 
 
+def scores_bytes(config: Any, length: int, executor: str) -> int:
+    """Memory of a layer's scores (head, query, key) of a prompt and what is computed from them; 0 if 'fused'."""
+    return 3 * 4 * head_sizes(config)[0] * length**2 if executor == "dense" else 0
+
+
 def check_prompts(length: int, samples: int, option: str = "--lengths") -> None:
     """MemoryError, before any is drawn, when so many prompts of `length` tokens cannot be held on this machine."""
     needed, free = length * samples * _TOKEN_BYTES, free_bytes()

@@ -112,6 +112,10 @@ class EvalTask(ABC):
         """The lengths that the scores of the cell at `length` are of; usually that one."""
         return (length,)
 
+    def at_lengths(self, scores: Sequence[Score], setting: PromptSpec) -> list[Score]:
+        """Scores of a cell as the setting's lengths have them, where they tell; else as they are."""
+        return [*scores]
+
     def tokens(self, length: int, setting: PromptSpec) -> int:
         """Prompt tokens that a cell reads, roughly."""
         return length * setting.samples

@@ -116,7 +116,7 @@ def token_losses(model: Any, ids: Tensor, last: int, *, reduction: str = "none")
     """
     decoder, end, losses = decoder_of(model), ids.shape[1], list[Tensor]()
     kept, size = list[Any](), _slice_of(model.config.get_text_config().vocab_size)
-    for begin in range(end - last - 1, end, size):
+    for begin in range(end - last - 1, end - 1, size):  # the last token predicts none
         tokens = slice(begin, min(begin + size, end))
 
         def of_tokens(module: Any, args: Any, output: Any, tokens: slice = tokens) -> Any:
@@ -130,16 +130,12 @@ def token_losses(model: Any, ids: Tensor, last: int, *, reduction: str = "none")
             logits, tokens = logits[begin:], slice(begin, end)
         right = ids[0, begin + 1 : tokens.stop + 1].to(logits.device)
         losses += [
-            torch.nn.functional.cross_entropy(
-                part.float(), targets, reduction=reduction if len(targets) == last else "none"
-            )
+            torch.nn.functional.cross_entropy(part.float(), targets, reduction="none")
             for part, targets in zip(logits[: len(right)].split(size), right.split(size), strict=True)
         ]
         del logits  # else those of two slices are held
         if tokens.stop == end:
             break
-    if len(losses) == 1:
-        return losses[0]
     return torch.cat(losses).mean() if reduction == "mean" else torch.cat(losses)
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -158,6 +158,21 @@ class PositionLikelihood(Likelihood):
         """Every length: it ends a bucket."""
         return setting.lengths
 
+    def at_lengths(self, scores: Sequence[Score], setting: PromptSpec) -> list[Score]:
+        """As for Task: a bucket that other lengths divide is the mean of its parts, by their tokens."""
+        ends, lengths = sorted({score.length for score in scores}), sorted(setting.lengths)
+        if {*ends} == {*lengths} or not {*lengths} <= {*ends}:
+            return [*scores]
+        tokens = {end: end - begin for begin, end in zip([1, *ends[:-1]], ends, strict=True)}
+        merged = []
+        for sample in dict.fromkeys(score.sample for score in scores):
+            of = {score.length: score for score in scores if score.sample == sample}
+            for begin, end in zip([0, *lengths[:-1]], lengths, strict=True):
+                parts = [part for part in ends if begin < part <= end]
+                value = np.average([of[part].value for part in parts], weights=[tokens[part] for part in parts])
+                merged.append(replace(of[end], value=float(value)))
+        return merged
+
     def tokens(self, length: int, setting: PromptSpec) -> int:
         """As for Task: its runs may overlap."""
         return length * setting.samples
@@ -244,8 +259,10 @@ class Latency(EvalTask):
 
     @torch.no_grad()
     def _run(self, loaded: Loaded, ids: np.ndarray) -> tuple[float, float, float]:
-        model, places = loaded.model, devices(loaded.model)
-        tokens = torch.tensor(ids, device=model.device)[None]
+        model: Any = loaded.model
+        places = devices(model)
+        rows = model.get_input_embeddings().weight.shape[0]  # a tokenizer may have more tokens
+        tokens = torch.tensor(ids % rows, device=model.device)[None]
         given = with_cache(model, new_cache(model))
         with watched_peak(places) as peak:
             begin = _now(places)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import os
 import platform
 import re
@@ -71,7 +72,12 @@ class Resources(NamedTuple):
 def slots(nodes: Sequence[Resources], takes: Resources, extra: float) -> int:
     """How many workers that take this, and `extra` bytes more, the machines hold."""
     needs = takes._replace(memory=takes.memory + extra)
-    return sum(int(min(has // need for has, need in zip(node, needs, strict=True) if need)) for node in nodes)
+    return sum(min(_shares(has, need) for has, need in zip(node, needs, strict=True) if need) for node in nodes)
+
+
+def _shares(has: float, need: float) -> int:
+    """How many workers' shares there are: five of 0.2 in 1, where 1 // 0.2 is 4."""
+    return math.floor(has / need + 1e-9)
 
 
 def worker_memory(nodes: Sequence[Resources], takes: Resources, workers: int, tasks: Sequence[Task]) -> tuple[int, int]:
@@ -127,7 +133,7 @@ class RayRunner(Runner):
             nodes = [Resources(get("CPU", 0), get("GPU", 0), get("memory", 0)) for get in alive]
             cpus, gpus = int(sum(node.cpus for node in nodes)), sum(node.gpus for node in nodes)
             a_gpu = float(worker.source.on_gpu) if self.gpus is None else self.gpus
-            requested = workers or max(1, int(gpus // a_gpu if a_gpu else cpus // share(cpus, cpus)))
+            requested = workers or max(1, _shares(gpus, a_gpu) if a_gpu else cpus // share(cpus, cpus))
             takes = Resources(share(requested, cpus), a_gpu, worker.source.weights_bytes)
             in_memory = [] if a_gpu else tasks  # others take memory of the GPUs, which workers report
             pool = RayPool(ray, worker, takes, *worker_memory(nodes, takes, requested, in_memory), verbose=self.verbose)
@@ -174,13 +180,12 @@ class RayPool:
                     if task != tasks[0] and stop():
                         waiting.clear()
                         break
-                    if is_needed(task):
-                        size = sum(other.result_bytes for other in [*begun, task])
-                        is_full = begun and (len(begun) >= self.max_ahead or size > self.ahead_bytes)
-                        if len(self._calls) == len(self.actors) or (is_full and task != due):
-                            break
-                        if not self._begin(task, progress):
-                            continue
+                    size = sum(other.result_bytes for other in [*begun, task])
+                    is_full = begun and (len(begun) >= self.max_ahead or size > self.ahead_bytes)
+                    if len(self._calls) == len(self.actors) or (is_full and task != due):
+                        break  # before it is asked, for what is needed now may not fit later
+                    if is_needed(task) and not self._begin(task, progress):
+                        continue
                     waiting.remove(task)
                 if due not in waiting and begun.get(due, True):
                     break

@@ -157,7 +157,7 @@ class Experiment:
         """
         inner, own = out / self.folder, (self.folder if self.folder != "." else self.journal,)
         folder, dtypes = RunFolder(out, own if overwrite else ()), partial(chosen_dtype, self.plan.config)
-        folder.check(self.settings, self.plan.methods, dtypes, self.apart_from)
+        folder.check(self.settings, self.plan.methods, dtypes, self.apart_from, own)
         if not overwrite and (self.folder == "." or not (inner / self.journal).exists()):
             check_ours(inner, self.written)
 

@@ -1,6 +1,9 @@
 """What we refuse is one line; a fault of ours keeps its traceback; --debug shows it for both."""
 
+import re
+
 import pytest
+import torch
 
 import mesa
 from mesa.errors import Failed, NotFound, Occupied, Refused
@@ -28,6 +31,20 @@ def test_what_is_refused_or_fails_is_one_line(monkeypatch, capsys, error, code):
     assert shown == code
     assert "Traceback" in text
     assert text.endswith("mesa-lens: no x\n")
+
+
+def no_memory():
+    """What torch raises where a CPU has too little memory."""
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**60, dtype=torch.uint8)
+    return raised.value
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), torch.OutOfMemoryError("no memory"), no_memory()])
+def test_too_little_memory_is_no_fault_of_ours(monkeypatch, capsys, error):
+    code, text = run(monkeypatch, capsys, error)
+    assert code == 1
+    assert re.fullmatch("mesa-lens: .*memory.*\n", text)
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), RuntimeError("x"), TypeError("x")])

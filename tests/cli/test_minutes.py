@@ -131,6 +131,7 @@ def test_other_options_are_refused_before_the_model_is_loaded(staged, speed, cap
         assert main([*(samples if word == "5" else word for word in command), *more]) == 2
         assert text in capsys.readouterr().err
     assert len(speed) == measured
+    assert main([*command, "--overwrite", "--lengths", "160,200", "--minutes", "1", "--estimate"]) == 0
 
 
 def test_stages_are_measured_reported_and_gone_on_with(staged, tmp_path, monkeypatch, capsys):

@@ -23,7 +23,7 @@ from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.outside import with_cache, with_last_logits
 from mesa.support import attending_layers, headed_layers
-from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
+from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes, scores_bytes
 from probe.capture.spec import CaptureSpec
 from probe.commands.anatomy import AnatomyRequest, result
 from probe.commands.anatomy.page import RETRIEVES, headline, write_anatomy
@@ -365,7 +365,8 @@ def pass_bytes(plan: AnatomyPlan, part: str, length: int) -> int:
     number_bytes = bytes_a_number(plan.config, plan.request.load)
     extra: dict[str, int] = {"heads": 0, "retrieval": prompt_bytes(plan.config, length, number_bytes)}
     logits = logits_bytes(plan.config.vocab_size, length, number_bytes)
-    return peak_bytes(plan.config, length, number_bytes, extra.get(part, logits))
+    scores = scores_bytes(plan.config, length, plan.request.executor)
+    return peak_bytes(plan.config, length, number_bytes, extra.get(part, logits) + scores)
 
 
 _DIGITS = 7

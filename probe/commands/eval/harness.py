@@ -22,7 +22,7 @@ from mesa.device import states_checked
 from mesa.errors import NotFound, Refused, install_command
 from mesa.fingerprints import IDENTITY, fingerprint_of_file
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
-from probe.capture.memory import prompt_bytes
+from probe.capture.memory import prompt_bytes, scores_bytes
 from probe.commands.eval import HarnessOptions
 from probe.commands.eval.page import HARNESS_SCORES, HarnessScores
 from probe.eval_tasks.base import EvalKey
@@ -31,6 +31,7 @@ from probe.experiment.journal import JournalRows, recorded
 from probe.experiment.pool import LOCAL, MeasureTask, Runner, Task
 from probe.experiment.run import Experiment, PlanWorker, origin_of, run
 from probe.files import JsonObject, checksum
+from probe.run_folder import journals, recorded as recorded_run
 
 
 def harness(module: str = "") -> Any:
@@ -45,6 +46,7 @@ _utils = harness(".models.utils")
 HFLM: Any = harness(".models.huggingface").HFLM
 _GENERATED = 256  # tokens, of a task that states none
 _ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_CODE = (".yaml", ".yml", ".py")
 
 
 class HarnessModel(HFLM):
@@ -236,8 +238,7 @@ class Harness(Experiment):
         settings = {name: plan.settings[name] for name in ("model", *IDENTITY, "trained_length", "executor")}
         settings |= {"lengths": plan.setting.lengths, "scored": SCORED}
         settings |= {key: value for key, value in plan.request.load.items() if value is not None}
-        there = sorted(self.include_path.rglob("*")) if self.include_path else []
-        sums = [fingerprint_of_file(file) for file in there if file.suffix in (".yaml", ".yml", ".py")]
+        sums = _sums_of_tasks(self.include_path) if self.include_path else []
         settings |= {"lm_eval": version("lm_eval"), "tasks": checksum(sums)}
         return settings | {"include_path": self.include_path and str(self.include_path), "limit": self.limit}
 
@@ -251,7 +252,17 @@ class Harness(Experiment):
         config, tokens = self.plan.config, max(self.plan.setting.lengths)
         number = bytes_a_number(config, self.plan.request.load)
         size = prompt_bytes(config, tokens, number) + tokens * config.vocab_size * (number + 4)  # and in float32
+        size += scores_bytes(config, tokens, self.plan.request.executor)
         return [Task("harness", key, size, size) for key in self.keys if key not in rows]
+
+
+def _sums_of_tasks(folder: Path) -> list[tuple[str, str]]:
+    """Names and sums of files below a folder of tasks: data too, but no hidden ones, caches of Python, or runs."""
+    there = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    there = [path for path in there if not any(part[0] == "." or part == "__pycache__" for part in path.parts)]
+    runs = {path.parent for path in there if path.name in journals() and recorded_run(folder / path)}
+    there = [path for path in there if path.suffix in _CODE or runs.isdisjoint(path.parents)]
+    return [(path.as_posix(), fingerprint_of_file(folder / path)) for path in there]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """`mesa-lens eval` from its plan to its report: runs the tasks, and stores every score in a folder."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -11,7 +12,7 @@ from mesa.errors import Failed, Refused
 from probe.commands.eval import HarnessOptions, page
 from probe.commands.eval.page import Evaluated
 from probe.eval_tasks.base import EvalKey
-from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, plan_evaluation as plan_tasks, scores_of
+from probe.evaluation import TASKS, EvalPlan, Evaluation, eval_key, plan_evaluation as plan_tasks
 from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.pool import LOCAL, Runner, Task, is_over
@@ -66,14 +67,15 @@ def run_evaluation(
                 lost = run_tasks(experiment, journal, pool, until=until)
         finally:  # what is done is readable, also after an interrupt
             if journal.rows:
-                samples = pd.DataFrame(_samples(journal.rows)).assign(seed=plan.setting.seed)
+                samples = _samples(experiment, journal.rows, cast(Iterable[EvalKey], journal.rows))
+                samples = pd.DataFrame(samples, columns=page.Sample._fields).assign(seed=plan.setting.seed)
                 write(out / "samples.csv", samples.to_csv(columns=COLUMNS, index=False).encode())
         return _write_summary(experiment, journal, out, [eval_key(task) for task in lost])
 
 
 def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: list[EvalKey]) -> Evaluated:
     plan, too_large = experiment.plan, experiment.too_large
-    samples = _samples({key: journal.rows[key] for key in plan.cells if key in journal.rows})
+    samples = _samples(experiment, journal.rows, plan.cells)
     if not samples and too_large:
         raise Failed(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")
     summary = Evaluated(
@@ -90,21 +92,22 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
     return summary
 
 
-def _samples(rows: JournalRows) -> list[page.Sample]:
+def _samples(experiment: Evaluation, rows: JournalRows, keys: Iterable[EvalKey]) -> list[page.Sample]:
+    """The scores of these cells at the plan's lengths."""
     return [
         page.Sample(
-            str(task),
-            str(method),
+            key.task,
+            key.method,
             score.length,
             score.sample,
             score.metric,
             score.value,
             score.seconds,
-            row["peak_mib"],
+            rows[key]["peak_mib"],
             score.depth,
         )
-        for (task, method, _), row in rows.items()
-        for score in scores_of(row)
+        for key in keys
+        for score in experiment.scored(rows, key)
     ]
 
 

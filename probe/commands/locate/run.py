@@ -19,7 +19,7 @@ from mesa.fingerprints import ids_fingerprint
 from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.support import headed_layers
-from probe.capture.memory import check_prompts, peak_bytes
+from probe.capture.memory import check_prompts, peak_bytes, scores_bytes
 from probe.capture.spec import CaptureSpec
 from probe.commands.locate import LocateRequest
 from probe.commands.locate.interventions import (
@@ -340,7 +340,8 @@ def task_bytes(plan: LocatePlan, kind: str, length: int) -> int:
         SMALLEST: plan.request.samples * (depth + 2),  # every item's baseline at once
     }.get(kind, 2 * (depth + 1))
     logits = logits_bytes(config.vocab_size, tail_tokens(plan.trained_length), number_bytes)
-    return peak_bytes(config, length, number_bytes, streams * length * config.hidden_size * number_bytes + logits)
+    kept = streams * length * config.hidden_size * number_bytes + scores_bytes(config, length, plan.request.executor)
+    return peak_bytes(config, length, number_bytes, kept + logits)
 
 
 # Tasks: what can run now, by the journal's rows

@@ -20,7 +20,7 @@ from mesa.methods import Method, Origin, make
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import follows_length, query_scales, relative_positions
 from mesa.support import check_method
-from probe.capture.memory import check_prompts, peak_bytes
+from probe.capture.memory import check_prompts, peak_bytes, scores_bytes
 from probe.commands.predict import PredictRequest, formula, result
 from probe.commands.predict.formula import LOG_N, ORIGIN, QUERIES, REFERENCE, Law, Losses
 from probe.commands.predict.page import prediction_chart, sections, title
@@ -173,7 +173,8 @@ def needed_bytes(plan: PredictPlan) -> int:
     """Estimate of the memory in addition to the weights: a pass at the longest length, and its logits."""
     number_bytes = bytes_a_number(plan.config, plan.request.load)
     logits = logits_bytes(plan.config.vocab_size, plan.longest, number_bytes)
-    return peak_bytes(plan.config, plan.longest, number_bytes, logits)
+    scores = scores_bytes(plan.config, plan.longest, plan.request.executor)
+    return peak_bytes(plan.config, plan.longest, number_bytes, logits + scores)
 
 
 FOLDER, SUMMARY = result.PREDICTION.path.parts

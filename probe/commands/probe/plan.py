@@ -22,7 +22,7 @@ from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
 from mesa.settings import requested_names
 from mesa.support import is_rotary, layers_text
-from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
+from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes, scores_bytes
 from probe.capture.spec import OF_LAYERS, Selection
 from probe.commands import commands, resume_command
 from probe.commands.probe import ProbeRequest
@@ -109,9 +109,8 @@ class ProbePlan:
         number = bytes_a_number(self.config, self.request.load)
         captured = peak_bytes(self.config, self.length, number, 0)
         longest = max(self.lengths) if self.request.samples else 0
-        scores = self.config.num_attention_heads * max(self.length, longest) ** 2  # of one layer
-        dense = 3 * 4 * scores if self.request.executor == "dense" else 0
-        return max(captured, prompt_bytes(self.config, longest, number)) + dense
+        scores = scores_bytes(self.config, max(self.length, longest), self.request.executor)
+        return max(captured, prompt_bytes(self.config, longest, number)) + scores
 
     @property
     def host_bytes(self) -> int:
@@ -423,10 +422,11 @@ _FINEST = 16
 class FailureByLength(Evaluation):
     """Tail likelihood and passkey at the plan's lengths, then at `rounds` further ones of each method that fails.
 
-    not_compared: settings in which a resumed run may differ.
+    not_compared: settings in which a resumed run may differ. shorter: what to do where a prompt is too long for memory.
     """
 
     title, journal, written = "measuring failure", JOURNAL, ()
+    shorter = "shorten --lengths"
 
     def __init__(self, plan: EvalPlan, rounds: int, not_compared: Sequence[str] = ()) -> None:
         super().__init__(plan)
@@ -464,7 +464,7 @@ class FailureByLength(Evaluation):
         """Adds a row. Raises RuntimeError where the task did not fit in memory, Refused for a NaN."""
         name, method, length = task.key
         if value is None:
-            raise Failed(f"{name} under {method} does not fit in memory at {length} tokens; shorten --lengths")
+            raise Failed(f"{name} under {method} does not fit in memory at {length} tokens; {self.shorter}")
         if any(math.isnan(score["value"]) for score in value["scores"]):
             raise Refused(
                 f"the tail NLL under {method} at {length} tokens is not a number; run the model with a wider "

@@ -19,7 +19,7 @@ from mesa.errors import Occupied, Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.capture import check_distinct
-from probe.capture.memory import check_memory, pass_flops, prompt_bytes
+from probe.capture.memory import check_memory, pass_flops, prompt_bytes, scores_bytes
 from probe.commands.probe import ProbeRequest, RuleOptions
 from probe.commands.probe.plan import (
     JOURNAL,
@@ -359,7 +359,11 @@ def longest_that_fits(plan: ProbePlan, speed: Speed, minutes: float, spent: floa
     from mesa.device import free_bytes
 
     free, number = free_bytes(request.load.get("device") or "cpu"), bytes_a_number(plan.config, request.load)
-    lengths = [length for length in lengths if prompt_bytes(plan.config, length, number) < free] or lengths[:1]
+    needs = (
+        prompt_bytes(plan.config, length, number) + scores_bytes(plan.config, length, request.executor)
+        for length in lengths
+    )
+    lengths = [length for length, needs in zip(lengths, needs, strict=True) if needs < free] or lengths[:1]
     needed = {length: _nominal(plan, length, documents, speed) for length in lengths}
     fitting = [
         length

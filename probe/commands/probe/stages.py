@@ -81,6 +81,8 @@ class Stages(FailureByLength):
     one. fits: whether a task is begun.
     """
 
+    shorter = "give --overwrite and shorter --lengths"  # without it the longest length stays
+
     def __init__(
         self,
         plan: EvalPlan,
@@ -98,6 +100,7 @@ class Stages(FailureByLength):
         self._plans = dict[int, dict[str, str]]()
         self.stage = STAGES[-1]
         self.fits: Callable[[Task], bool] = lambda task: True
+        self._begun = set[Task]()
 
     @property
     def settings(self) -> JsonObject:
@@ -122,8 +125,10 @@ class Stages(FailureByLength):
                 self._share(journal, EvalKey(str(task), str(name), int(length)))
 
     def is_needed(self, task: Task) -> bool:
-        """Whether it is still begun."""
-        return self.fits(task)
+        """Whether it still fits, or was begun: what is measured is kept, however late it is."""
+        if task not in self._begun and self.fits(task):
+            self._begun.add(task)
+        return task in self._begun
 
     def skipped(self, task: Task) -> None:
         """Nothing: the next run begins it."""

@@ -25,7 +25,7 @@ from mesa.models import bytes_a_number
 from mesa.outside import with_last_logits
 from mesa.progress import Bar
 from probe.capture.capture import capture, capture_states
-from probe.capture.memory import peak_bytes
+from probe.capture.memory import peak_bytes, scores_bytes
 from probe.capture.spec import CaptureSpec
 from probe.commands.readout.page import headline, write_readout
 from probe.commands.readout.plan import (
@@ -278,9 +278,9 @@ class ReadoutExperiment(Experiment):
         plan = self.plan
         number_bytes = bytes_a_number(plan.config, plan.request.load)
         logits = 3 * logits_bytes(plan.config.get_text_config().vocab_size, plan.tokens, number_bytes)
-        return peak_bytes(
-            plan.config, length, number_bytes, logits + 4 * plan.selection(length).values * len(plan.layers)
-        )
+        kept = logits + 4 * plan.selection(length).values * len(plan.layers)
+        kept += scores_bytes(plan.config, length, plan.request.executor)
+        return peak_bytes(plan.config, length, number_bytes, kept)
 
 
 def states_path(folder: Path, key: Sequence[Any]) -> Path:

@@ -248,6 +248,15 @@ def test_what_needs_a_tokenizer_is_not_run_without_one(monkeypatch):
     assert {check for check, _ in rows(report, "not run")} == {"first token", "bridge against hidden states"}
 
 
+def test_checks_for_which_memory_is_too_small_are_not_run(tokenizer, monkeypatch):
+    monkeypatch.setattr("mesa.checking.subject.run", lambda *_, **__: torch.empty(2**60, dtype=torch.uint8))
+    report = checked(tiny.model(), tokenizer)
+    assert not report.failed
+    assert "memory" in (detail := rows(report, "not run")["states are numbers", ""])
+    assert detail.endswith("; use a smaller --pretended, or a device with more memory")
+    assert rows(report, "not run")["restored", ""] == "'states are numbers' was not run"
+
+
 def test_what_cannot_be_judged_is_not_passed(tokenizer):
     """Without values attention does nothing; a model's type may not take a method; minutes end."""
     model = tiny.model()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from mesa.errors import Refused
 from mesa.fingerprints import identity
@@ -55,6 +55,12 @@ def with_value(value):
 def test_a_checkpoint_that_does_not_fit_its_model_is_refused(model, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         load(changed(model, tmp_path / "model", change))
+
+
+def test_too_little_memory_is_not_taken_for_a_damaged_file(model, monkeypatch):
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: torch.empty(2**60, dtype=torch.uint8))
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        load(model)
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -14,8 +14,13 @@ from mesa.errors import Refused
 from mesa.settings import fitting_methods
 from mesa.support import as_trained_text, attending_layers, windows_of
 
-MIXED = "cohere2 gemma3 gemma3n gemma4 gpt_oss olmo3".split()
-"""Families with a sliding window of 17 tokens in layer 0, and full attention in layer 1."""
+MIXED = {
+    **{family: {} for family in "cohere2 gemma3 gemma3n gemma4 gpt_oss olmo3".split()},
+    "ministral": {"layer_types": ["sliding_attention", "full_attention"]},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
+    "llama4": {"attention_chunk_size": 17},
+}
+"""Families with a window, or chunks, of 17 tokens in layer 0 (qwen2: 1), full attention in the other; more config."""
 NAMES = ("rerope", "pi", "dynamic-ntk", "mesa", "lm-infinite")
 
 
@@ -28,14 +33,15 @@ def logits(model, method):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", MIXED)
 def test_windows_below_m_stay_as_trained_and_wider_ones_do_not(family):
-    model = matrix.build(family)
-    assert structure.windows(model) == windows_of(model.config) == {0: 17}
-    for name in NAMES if family != "cohere2" else ("lm-infinite",):  # whose full layer has no positions
+    model, short = matrix.build(family, **MIXED[family]), int(family == "qwen2")
+    assert structure.windows(model) == windows_of(model.config) == {short: 17}
+    for name in NAMES if family not in ("cohere2", "llama4") else ("lm-infinite",):  # whose full layer has no positions
         method = mesa.make(name, trained_length=24)
         (got, heads), (full, _), (all_layers, _) = (
-            logits(model, each) for each in (method, replace(method, layers=(1,)), replace(method, layers=(0, 1)))
+            logits(model, each)
+            for each in (method, replace(method, layers=(1 - short,)), replace(method, layers=(0, 1)))
         )
-        assert heads == {0: (), 1: (0, 1, 2, 3)}
+        assert heads == {short: (), 1 - short: (0, 1, 2, 3)}
         assert torch.equal(got, full)
         assert name != "pi" or not torch.allclose(got, all_layers, atol=1e-3)
         within = replace(mesa.make(name, trained_length=16), log_n=False)  # a distance of 16 is in the window

@@ -8,6 +8,7 @@ from tiny import in_pieces
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import mesa
+from mesa.decoder import replaced
 from mesa.engine.structure import state_of
 from mesa.errors import Refused
 
@@ -81,6 +82,20 @@ def test_bfloat16_hides_no_state_and_is_taken_for_none(name):
     model = build(name, dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
     assert state_of(model) == state_of(build(name))
+
+
+def test_too_little_memory_is_not_taken_for_what_a_model_gets_wrong():
+    model = build("Lfm2Config")
+    forward = model.model.forward
+
+    def few(*args, attention_mask=None, **options):
+        if attention_mask is not None:
+            torch.empty(2**60, dtype=torch.uint8)
+        return forward(*args, **options)
+
+    with replaced((model.model, "forward", few)), pytest.raises(RuntimeError, match="allocate memory"):
+        state_of(model)
+    assert state_of(model) == state_of(build("Lfm2Config"))
 
 
 @pytest.mark.parametrize("name", ["LlamaConfig", "Gemma3TextConfig", "MistralConfig"])

@@ -57,6 +57,18 @@ def test_losses_by_slices_are_those_of_all_logits(sliced, family):
     assert rows[0] == LAST + 1
 
 
+@pytest.mark.parametrize("size", [LAST, LAST // 5, LAST - 1])
+@torch.no_grad()
+def test_slices_that_end_with_the_scored_tokens_have_none_after_them(monkeypatch, size):
+    model, rows = tiny.model(), []
+    expected = at_once(model)
+    monkeypatch.setattr(score, "LOGITS", size * model.config.vocab_size)
+    model.lm_head.register_forward_hook(lambda head, args, output: rows.append(output.shape[1]))
+    torch.testing.assert_close(score.token_losses(model, IDS, LAST), expected, atol=1e-5, rtol=0)
+    assert rows == {LAST: [LAST], LAST // 5: [LAST // 5] * 5, LAST - 1: [LAST - 1, 2]}[size]
+    torch.testing.assert_close(score.token_losses(model, IDS, LAST, reduction="mean"), expected.mean())
+
+
 def test_a_forward_without_logits_to_keep_and_a_head_of_its_own_have_their_losses(sliced):
     model = tiny.model()
     expected, inner, rows = at_once(model), model.forward, sliced(model)

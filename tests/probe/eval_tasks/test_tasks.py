@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiny
 import torch
 
 import mesa
@@ -123,6 +124,11 @@ def test_latency_has_three_positive_metrics_a_run(loaded, setting):
     ]
     assert all(score.value > 0 for score in result if score.metric != "peak_memory")
     assert all(score.value >= 0 for score in result)
+
+
+def test_latency_of_a_model_with_fewer_embeddings_than_its_tokenizer_has_tokens(loaded, setting):
+    fewer = tiny.model(vocabulary=len(loaded.tokenizer) // 2)
+    assert len(scores(replace(loaded, model=fewer), "latency", 100, replace(setting, samples=1))) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,17 @@
 Ray's workers here are on a stand-in for Ray in this process.
 """
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from drawn import outcomes, results
 
+from probe.commands.probe.stages import Stages
 from probe.experiment.pool import LocalPool, Task
-from probe.experiment.ray import RayPool, RayWorker, Resources
+from probe.experiment.ray import RayPool, RayRunner, RayWorker, Resources
+from research.sequential.run import Simulated
 
 TASKS = [Task("toy", (number,)) for number in range(6)]
 
@@ -170,6 +173,42 @@ def test_no_unwanted_task_is_begun_and_after_the_first_none_once_stopped(pool):
     assert [task for task, _ in stopped] == began == TASKS[:3]
 
 
+@pytest.fixture
+def four_seconds():
+    """A clock, stages that begin what ends within ten seconds on it, and workers whose tasks take four each."""
+    simulated, clock = Simulated(), SimpleNamespace(now=0)
+    stages = Stages(simulated.evaluation, "origin", simulated.lengths, 20)
+    stages.fits = lambda task: clock.now + 4 <= 10
+
+    def pool(workers, work=Squares):
+        class Slow(work):
+            def start(self, memory_bytes=None):
+                measure = super().start(memory_bytes)
+
+                def slowly(task):
+                    clock.now += 4
+                    return measure(task)
+
+                return slowly
+
+        return on_ray(workers, Slow)
+
+    return stages, pool
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(9, [0, 1, 4, 9, 16, 25]), (2, [0, 1, 4, None, None, None])])
+def test_what_a_run_in_stages_began_in_time_is_kept_and_nothing_is_begun_later(four_seconds, workers, expected):
+    stages, pool = four_seconds
+    values = [outcome and outcome.value for _, outcome in outcomes(pool(workers), TASKS, is_needed=stages.is_needed)]
+    assert values == expected
+
+
+def test_an_error_of_a_task_that_ends_late_is_raised(four_seconds):
+    stages, pool = four_seconds
+    with pytest.raises(ValueError, match="no number"):
+        list(outcomes(pool(9, Failing), TASKS, is_needed=stages.is_needed))
+
+
 def test_an_error_of_a_task_is_raised_after_the_results_before_it():
     failing = outcomes(on_ray(9, Failing, last=True), TASKS)
     assert [next(failing)[0] for _ in range(3)] == TASKS[:3]
@@ -203,3 +242,11 @@ def test_a_task_whose_worker_dies_is_begun_again_and_ray_says_why(capsys):
     why = "The actor died unexpectedly before finishing this task.\n\tclass_name: Worker\nNODE_OUT_OF_MEMORY"
     assert results(on_ray(deaths=[why]), TASKS) == [0, 1, 4, 9, 16, 25]
     assert "its worker died (NODE_OUT_OF_MEMORY); begun again: " in capsys.readouterr().err
+
+
+def test_there_are_as_many_workers_as_the_gpus_have_shares(monkeypatch):
+    ray = Here()
+    ray.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 8, "GPU": 1, "memory": 100}}]
+    monkeypatch.setattr("probe.experiment.ray.ray_at", lambda *_, **__: nullcontext(ray))
+    with RayRunner(gpus=0.2, threads=1).pool(Squares(), TASKS) as pool:
+        assert len(pool.actors) == 5

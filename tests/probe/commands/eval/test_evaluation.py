@@ -54,6 +54,30 @@ def test_lengths_that_are_passed_twice_are_one_in_order(eval_request):
     assert plan_evaluation(twice).setting.lengths == (96, 200)
 
 
+def test_buckets_of_other_lengths_are_never_mixed_and_finer_ones_are_kept(eval_request, tmp_path):
+    """A second command names fewer lengths and another method; then the first one is called again."""
+
+    def by_position(folder, methods, lengths):
+        request = replace(eval_request, tasks=("nll-position",), methods=methods, samples=2, lengths=lengths)
+        evaluation = Evaluation(plan_evaluation(request))
+        left = {task.key[1] for task in evaluation.tasks(evaluation.open_journal(folder).rows)}
+        run_evaluation(evaluation.plan, folder)
+        scores = {(row["method"], row["length"], row["sample"]): float(row["score"]) for row in rows(folder)}
+        return left, scores
+
+    fine, coarse = (96, 150, 200), (96, 200)
+    measured, first = by_position(tmp_path / "one", "origin,rerope", fine)
+    assert measured == {"origin", "rerope"}
+    measured, second = by_position(tmp_path / "one", "origin,mesa", coarse)
+    assert measured == {"mesa"}
+    expected = {}
+    for methods in ("origin,mesa", "rerope"):
+        expected |= by_position(tmp_path / methods, methods, coarse)[1]
+    assert second == pytest.approx(expected, abs=1e-6)
+    measured, third = by_position(tmp_path / "one", "origin,rerope", fine)
+    assert (measured, third) == (set(), first)  # mesa's buckets are too wide
+
+
 def test_an_estimate_counts_the_runs_that_the_text_holds(eval_request):
     planned = plan_evaluation(
         replace(eval_request, tasks=("nll",), methods="origin", samples=10_000, lengths=(96, 200))

@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from commands import main
-from lm_tasks import write_tasks
+from lm_tasks import ROWS, write_tasks
 
 import mesa
 from mesa.errors import Refused
@@ -64,14 +64,29 @@ def finished(folder):
     return finished
 
 
+@torch.no_grad()
+def chosen(model, text):
+    """Which of the two choices is likelier after a text, of which as much is read as 300 tokens hold."""
+    sums, tokenizer = [], tiny.byte_level()
+    for choice in ("  green", "  blue"):  # lm-eval's space and the task's
+        ids = tokenizer(text + choice).input_ids
+        answer = len(ids) - len(tokenizer(text).input_ids)
+        ids = torch.tensor([ids[-301:]])
+        losses = torch.nn.functional.cross_entropy(model(ids[:, :-1]).logits[0], ids[0, 1:], reduction="none")
+        sums.append(-float(losses[-answer:].sum()))
+    return sums.index(max(sums))
+
+
 @pytest.mark.slow
 def test_local_tasks_are_scored_for_each_method(folder, finished):
     assert finished["code"] == 0
     written = read_result(folder / "out" / "harness.json")
     assert written["max_length"] == 300
     assert list(written["results"]) == ["origin", "mesa"]
-    for results in written["results"].values():
-        assert results["choose"]["acc,none"] in (0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1)
+    for name, results in written["results"].items():
+        with mesa.applied(finished["model"], mesa.make(name, 160)):
+            hits = [chosen(finished["model"], row["text"]) == row["label"] for row in ROWS]
+        assert results["choose"]["acc,none"] == pytest.approx(sum(hits) / 3)
         assert results["choose"]["sample_len"] == 3
         assert {name: results["choose"][name] for name in ("shots", "documents", "documents_cut")} == {
             "shots": 0, "documents": 3, "documents_cut": 1
@@ -162,9 +177,18 @@ def test_rows_depend_on_lm_eval_and_the_files_of_tasks_alone(tmp_path, monkeypat
     (folder / "__pycache__").mkdir()
     (folder / "__pycache__" / "utils.cpython-311.pyc").write_bytes(b"")  # as Python writes it for a task's functions
     (folder / "x.parts").mkdir()
+    (folder / ".cache").write_text("")
+    run = harness.Harness(plan, ["choose"], folder, None).open_journal(folder / "out")
+    run.add(("choose", "origin", 256), {"results": {}})
+    (folder / "out" / "report.html").write_text("")
     assert settings() == before
+    data = folder / "data.jsonl"
+    data.write_text(data.read_text().replace("blue", "red"))
+    changed = settings()["tasks"]
+    data.rename(folder / "other.jsonl")
+    renamed = settings()["tasks"]
     (folder / "utils.py").write_text("")
-    assert settings()["tasks"] != before["tasks"]
+    assert len({before["tasks"], changed, renamed, settings()["tasks"]}) == 4
     monkeypatch.setattr(harness, "version", lambda _: "0.0")
     assert settings()["lm_eval"] == "0.0" != before["lm_eval"]
 

@@ -115,6 +115,27 @@ def test_another_model_is_refused_in_one_line_and_changes_nothing(command, words
     assert files(run) == before
 
 
+@pytest.mark.parametrize(("command", "is_of_use"), [("predict", False), ("probe", True)])
+def test_overwrite_is_proposed_where_it_replaces_what_differs(command, is_of_use, run, capsys):
+    words = [command, *COMMANDS[command], "--seed", "4", "--out", run]
+    assert main(words) == 2
+    remedy = f"; use {'--overwrite or ' * is_of_use}another --out, or leave the option out\n"
+    assert capsys.readouterr().err.endswith(remedy)
+    assert main([*words, "--overwrite"]) == (0 if is_of_use else 2)
+    assert is_of_use or capsys.readouterr().err.endswith(remedy)
+
+
+def test_overwrite_is_proposed_for_a_record_of_the_command_where_there_is_no_other(place, tmp_path, capsys):
+    words = ["predict", *COMMANDS["predict"], "--out", tmp_path]
+    assert main([*words, "--model", place / "tiny"]) == 0
+    assert main([*words, "--seed", "4"]) == 2
+    assert "; use --overwrite or another --out, " in capsys.readouterr().err
+    (tmp_path / "journal.jsonl").write_bytes((tmp_path / "predict" / "journal.jsonl").read_bytes())  # an evaluation's
+    for command in ("predict", "probe"):
+        assert main([command, *COMMANDS[command], "--seed", "4", "--out", tmp_path]) == 2
+        assert "; use another --out, " in capsys.readouterr().err
+
+
 def test_a_moved_model_is_the_same_a_changed_or_missing_one_is_not(run, place, tmp_path, capsys):
     shutil.copytree(place / "tiny", tmp_path / "moved")
     words = ["predict", *COMMANDS["predict"], "--out", run]

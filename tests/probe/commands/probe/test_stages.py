@@ -146,6 +146,15 @@ def test_methods_that_do_the_same_at_a_length_are_measured_once(simulated, tmp_p
     assert left.tasks(journal.rows) == []
 
 
+def test_a_prompt_too_long_for_memory_names_options_that_the_run_takes(simulated, tmp_path):
+    stages = Stages(simulated.evaluation, "origin", simulated.lengths, 20)
+    (task, *_), journal = stages.tasks({}), stages.open_journal(tmp_path)
+    with pytest.raises(
+        RuntimeError, match=r"not fit in memory at 2048 tokens; give --overwrite and shorter --lengths$"
+    ):
+        stages.record(journal, task, None)
+
+
 def test_cells_of_a_run_that_ended_between_two_rows_are_shared(simulated, tmp_path):
     stages = Stages(simulated.evaluation, "origin", simulated.lengths, 20)
     journal, key = stages.open_journal(tmp_path), EvalKey("nll", "origin", 256)
