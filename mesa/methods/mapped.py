@@ -68,8 +68,8 @@ class Mapped:
 class LaMPE(Method):
     """Maps the middle of a prompt to fewer positions, by the prompt's length.
 
-    Prompts of fewer than 2 `window` tokens keep their distances. Where the public code fails, more than `window`
-    decoded tokens on, the same formula continues, distances below 0 made 0.
+    Prompts of fewer than 2 `window` tokens keep their distances. Distances below 0 are made 0. Where the public code
+    fails, more than `window` decoded tokens on, the same formula continues.
 
     Args:
         window: h, tokens up to which distances are the model's own; default M/8.
@@ -93,7 +93,7 @@ class LaMPE(Method):
 
     def _check(self) -> None:
         self._below_trained_length("window", self.trained_length / 8)
-        self._below_trained_length("tail", self.trained_length * 200 // 4096)
+        self._below_trained_length("tail", self.trained_length * 200 / 4096)
         self._require(self.tail <= self.window, "tail", f"exceeds window={self.window}")
         if self.mapped is not None:
             self._below_trained_length("mapped", smallest=2)
@@ -122,9 +122,13 @@ class LaMPE(Method):
         first = max(near, prompt - end)  # the least of the greatest distances
         query, key = Mapped(position.to, prompt, shift), Mapped(position.to, prompt, 0, position.to + shift)
         middle = {"query_position": query, "key_position": key, "nearest": near, "farthest": first - 1}
-        regions = (
+        regions = [
             self._causal(length, farthest=near - 1, query_scale=scale),
-            self._causal(length, **middle, query_scale=scale),
-            self._causal(length, query_position=Stepped(1, -far), nearest=first, query_scale=scale),
-        )
-        return Plan(length, regions, by_prompt=True)
+            self._causal(length, query_position=Stepped(1, -far), nearest=max(first, far), query_scale=scale),
+        ]
+        if near < first:
+            regions.insert(1, self._causal(length, **middle, query_scale=scale))
+        if first < far:  # whose distances would be below 0
+            same = {"query_position": Constant(0), "key_position": Constant(0)}
+            regions.append(self._causal(length, **same, nearest=first, farthest=far - 1, query_scale=scale))
+        return Plan(length, tuple(regions), by_prompt=True)

@@ -47,7 +47,7 @@ def lampe(t, i, trained, prompt, window, tail):
     end = max(x for x in range(prompt) if mapped[x] == mapped[tail])
     near = window - mapped[window] - 1
     if r >= prompt - end:
-        return r - (last - end - mapped[last - end] - near)
+        return max(0, r - (last - end - mapped[last - end] - near))
     return max(0, mapped[min(t, last)] + near - mapped[min(i, last)])
 
 

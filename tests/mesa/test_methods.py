@@ -47,6 +47,9 @@ BY_HAND = {
     "lampe": (  # L = 9, g(x) = 4 x // 8: 0 0 1 1 2 2 3 3 4; e = 3, b1 = 2 - 1 - 1 = 0, b2 = 5 - 2 - 0 = 3
         mesa.LaMPE(trained_length=8, window=2, tail=2, mapped=4), 10, 9,
         "0: 0|3: 1 1 1 0|5: 2 2 1 1 1 0|6: 3 3 2 2 1 1 0|8: 5 4 3 3 2 2 1 1 0|9: 6 5 4 3 2 2 1 1 1 0"),
+    "lampe, to more positions": (  # L = 4, g(x) = 40 x // 3: 0 13 26 40; e = 2, b1 = 2 - 26 - 1, b2 = 1 - 13 + 25 = 13
+        mesa.LaMPE(trained_length=64, window=2, tail=2, mapped=40), 16, 4,
+        "0: 0|1: 1 0|2: 0 1 0|3: 0 0 1 0|15: 2 1 0 0 0 0 0 0 0 0 0 0 0 0 1 0"),
     "lampe, short": (mesa.LaMPE(trained_length=8, window=2, tail=2, mapped=4), 3, 3, "0: 0|1: 1 0|2: 2 1 0"),
 }  # fmt: skip
 """Method, length, prompt, and distances of queries to the keys from 0 on; a dot: masked, as is what is left out."""
@@ -76,6 +79,7 @@ def test_a_rest_of_the_split_threshold_is_a_chunk_more():
 def test_lampes_mapped_length_is_the_authors_scaled_to_the_window():
     lengths = [mesa.LaMPE(trained_length=128).mapped_length(prompt) for prompt in (64, 200, 333)]
     assert lengths == [48, 48, 44]
+    assert mesa.LaMPE(trained_length=2000).tail == 98  # 97.7, where rounding down leaves 97
     assert mesa.LaMPE(trained_length=4096).mapped_length(32768) == 2239
     assert [mesa.LaMPE(trained_length=4096).mapped_length(prompt) for prompt in (8191, 8192)] == [1536, 1283]
 
@@ -108,6 +112,15 @@ def test_what_is_woven_and_where(weave, middle, width, length, prompt):
 def test_every_pair_is_in_one_region_and_has_the_formulas_distance(name, length, decoded):
     total = length + decoded
     checked_plan(name, total, length, {0, length - 1, total - 1, total // 2})
+
+
+@pytest.mark.parametrize(("trained", "sizes"), [(8, {}), (64, {"window": 1, "tail": 1})])
+def test_lampe_passes_no_key_a_distance_below_0(trained, sizes):
+    method = mesa.LaMPE(trained_length=trained, **sizes)
+    for prompt in range(1, 40):
+        plan = method.plan(prompt + 20, prompt)
+        np.testing.assert_array_equal(distances(plan) >= 0, np.tri(prompt + 20, dtype=bool))
+        assert all(region.farthest is None or region.nearest <= region.farthest for region in plan.regions)
 
 
 @given(
