@@ -29,7 +29,7 @@ class ClaimOptions:
     dtype: Literal["float32", "float64"] = option("float64", "precision of the constructions")
     seed: Seed = option(0, "random seed of the weights that a proof leaves open")
     quick: bool = option(False, "shorter inputs")
-    full: bool = option(False, "also the longest inputs, as for the numbers in docs/theory.md")
+    full: bool = option(False, "also the longest inputs, as for the numbers in research/theorems/results.md")
     html: InputPath | None = option(
         None, "write the report there too (.html is added), and the claims next to it (.json)", metavar="PATH"
     )

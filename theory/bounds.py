@@ -6,6 +6,8 @@ remap of theorem 3.3), H the threshold, all of the paper; `slope` is the additiv
 """
 
 import math
+from itertools import accumulate
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,35 @@ from theory.recovery import rounded
 from theory.weave import rerope, stair
 
 _BLOCK = 2**16  # positions that are looked at together
+_WIDEST = 10**5  # of stairs, whose lines are computed one by one
 
 
-def check_window(M: int, N: int, E: int | None = None) -> None:
+def check_sizes(N: int, E: int | None = None, slope: float = 1.0) -> None:
+    """Raises Refused, naming the value and the remedy, for an N or E that is no size in tokens, or such a slope."""
+    _check_integers(N=N, E=E)
+    for name, size in (("N", N), ("E", E)):
+        if size is not None and size < 1:
+            raise Refused(f"{name}={size} is below 1; take {name} >= 1")
+    if E is not None and E > _WIDEST:
+        raise Refused(f"E={E} exceeds {_WIDEST}; take E <= {_WIDEST}")
+    if not (isinstance(slope, Real) and 0 <= slope < math.inf):
+        raise Refused(f"slope={slope} is not a finite number from 0 on; take 1, the paper's")
+
+
+def _check_integers(**sizes: int | None) -> None:
+    """Raises Refused for a size that is not an integer."""
+    for name, size in sizes.items():
+        if size is not None and not isinstance(size, Integral):
+            raise Refused(f"{name}={size} is not an integer; take a number of tokens")
+
+
+def check_window(M: int, N: int, E: int | None = None, slope: float = 1.0) -> None:
     """Raises Refused, naming the value and the remedy, where the theorems' conditions do not hold.
 
     Theorem 3.3 holds for 1 <= N <= M - 1 and M >= 3; the corollary for N <= M - 2 and E >= 2 (E = 1 is the plain
     encoding). The paper asks for N << M only.
     """
+    _check_integers(M=M, N=N, E=E)
     if M < 3:
         raise Refused(f"M={M} is below 3: the remap has nothing to extend; take M >= 3")
     if N < 1:
@@ -33,6 +56,7 @@ def check_window(M: int, N: int, E: int | None = None) -> None:
         raise Refused(f"E={E} is below 2: a stair of width 1 is the plain encoding; take E >= 2")
     if E is not None and N > M - 2:
         raise Refused(f"N={N} leaves Stair PE no room below M={M}; take N <= {M - 2}")
+    check_sizes(N, E, slope)
 
 
 def partial_sum(terms: Any, slope: float = 1.0) -> Any:
@@ -77,31 +101,32 @@ def denominator(positions: Any, N: int, E: int | None = None, slope: float = 1.0
     """D(t) = 1 / (attention on `<bos>` in layer 2) in closed form, where positions are recovered ideally.
 
     Each key i adds e^(slope * (W(t-1) - W(i-1) - W(t-i))). Without a stair the keys fall in three groups: D = t for t
-    <= N; S(t-N) + (2N+1-t) e^-(t-N-1) + S(t-N-1) for N < t <= 2N; 2 S(N) + (t-2N) e^-N beyond. With one: a sum over
-    keys up to t = 2N, a line for each phase beyond.
+    <= N; S(t-N) + (2N+1-t) e^-(t-N-1) + S(t-N-1) for N < t <= 2N; 2 S(N) + (t-2N) e^-N beyond. With one: a
+    recurrence up to t = 2N, a line for each phase beyond.
 
     Args:
         positions: t, one or an array, from 1 (`<bos>`) on.
         N: The window, in tokens.
-        E: The width of a stair's step, in tokens; default None, theorem 3.3.
+        E: The width of a stair's step, in tokens, at most 100000; default None, theorem 3.3.
         slope: m of the additive encoding q.k - m W(t - i); default 1, the paper's.
 
     Returns:
         D, float64, in the shape of `positions`.
 
     Raises:
-        Refused: A position is below 1.
+        Refused: A position, N, E or the slope is out of range.
 
     Examples:
         >>> theory.denominator([4, 5, 40], N=4).round(2).tolist()
         [4.0, 5.0, 3.69]
     """
+    check_sizes(N, E, slope)
     t = np.asarray(positions)
-    if np.any(t < 1):
-        raise Refused(f"position {t.min()} is below 1: positions count from <bos> at 1")
+    wrong = ~((t >= 1) & (t < math.inf))
+    if np.any(wrong):
+        raise Refused(f"position {t[wrong][0]} is below 1 or not finite: positions count from <bos> at 1")
     if E is not None:
-        terms = [_stair_denominator(int(position), N, E, slope) for position in t.ravel()]
-        return np.array(terms).reshape(t.shape)
+        return _stair_denominator(np.asarray(t // 1), N, E, slope)
     middle = np.clip(t, N + 1, 2 * N)
     between = partial_sum(middle - N, slope) + partial_sum(middle - N - 1, slope)
     between = between + (2 * N + 1 - middle) * np.exp(-slope * (middle - N - 1))
@@ -109,15 +134,24 @@ def denominator(positions: Any, N: int, E: int | None = None, slope: float = 1.0
     return np.where(t <= N, t, np.where(t <= 2 * N, between, beyond)).astype(float)
 
 
-def _stair_denominator(position: int, N: int, E: int, slope: float) -> float:
-    """D(t) of Stair PE at one position."""
-    phase = (2 * N + 1 - position) % E
-    if position > 2 * N:
-        constant, rise = _stair_line(N, E, phase, slope)
-        return constant + rise * position
-    distance = np.arange(position)
-    woven = stair(distance, N, E)
-    return float(np.exp(slope * (woven[-1] - woven - woven[::-1])).sum())
+def _stair_denominator(t: np.ndarray, N: int, E: int, slope: float) -> np.ndarray:
+    """D(t) of Stair PE.
+
+    For N < t <= 2N write n = t - 1 - N. The first n keys add B_n together, and so do the last n; each of the 2N + 2 - t
+    between, whose distances are both at most N, adds e^(ceil(n / E) - n). B_0 = 0; B_n = 1 + B_(n-1) where a step
+    begins, n mod E = 1, and 1 + e^-1 B_(n-1) elsewhere.
+    """
+    D = t.astype(float)
+    early, beyond = (t > N) & (t <= 2 * N), t > 2 * N
+    if early.any():
+        factors = np.where(np.arange(1, N) % E == 1 % E, 1.0, math.exp(-slope))
+        B = np.array([*accumulate(factors, lambda total, factor: 1 + factor * total, initial=0.0)])
+        n = t[early].astype(int) - 1 - N
+        D[early] = (N + 1 - n) * np.exp(slope * (-(-n // E) - n)) + 2 * B[n]
+    phases, at = np.unique((2 * N + 1 + E - t[beyond] % E) % E, return_inverse=True)
+    lines = np.array([_stair_line(N, E, phase, slope) for phase in phases.tolist()]).reshape(-1, 2)
+    D[beyond] = lines[at, 0] + lines[at, 1] * t[beyond]
+    return D
 
 
 def _stair_line(N: int, E: int, phase: int, slope: float) -> tuple[float, float]:
@@ -161,7 +195,7 @@ def extended_length(M: int, N: int, E: int | None = None, slope: float = 1.0) ->
     Args:
         M: The trained length, in tokens, at least 3.
         N: The window, in tokens, 1 to M - 1.
-        E: The width of a stair's step, in tokens, at least 2; default None, theorem 3.3.
+        E: The width of a stair's step, in tokens, 2 to 100000; default None, theorem 3.3.
         slope: m of the additive encoding; default 1. Far below 1, T* may come before t = 2N: then it is the first
             failing t.
 
@@ -169,20 +203,20 @@ def extended_length(M: int, N: int, E: int | None = None, slope: float = 1.0) ->
         T* in tokens, real; infinity where e^N is beyond float64.
 
     Raises:
-        Refused: The theorems' conditions on M, N and E do not hold.
+        Refused: The theorems' conditions on M, N and E do not hold, or the slope is below 0 or not finite.
 
     Examples:
         >>> round(theory.extended_length(M=4, N=2), 2), round(theory.extended_length(M=16, N=4, E=2), 2)
         (13.34, 85.8)
     """
-    check_window(M, N, E)
+    check_window(M, N, E, slope)
     early = np.arange(M + 1, 2 * N + 1)
     failing = early[denominator(early, N, E, slope) >= M]
     if failing.size:
         return float(failing[0])
     try:
         if E is None:
-            return float(2 * N + math.exp(slope * N) * (M - 2 * partial_sum(N, slope)))
+            return float(2 * N + math.exp(slope * N) * float(M - 2 * partial_sum(N, slope)))
         return min(_line_reach(M, N, E, phase, slope) for phase in range(E))
     except (OverflowError, ZeroDivisionError):
         return math.inf
@@ -204,7 +238,7 @@ def step_failure(M: int, N: int, K: int | None = None, b: float = 16.0, longest:
     while begin <= longest:
         t = np.arange(begin, min(begin + _BLOCK, longest + 1))
         log_a = np.log(bos_denominator(np.minimum(t, N + 1)) + np.maximum(t - N - 1, 0))
-        keys = np.append(near, np.exp(1 - np.minimum(rounded(log_a, b), K or math.inf)))
+        keys = np.append(near, np.exp(1 - np.minimum(rounded(log_a, b), math.inf if K is None else K)))
         sums, W = far + np.cumsum(keys[: len(t)]), np.minimum(t - 1, N)
         D = np.exp(W - N) * sums + sum(np.exp(W - r) * keys[N - r : N - r + len(t)] for r in range(N))
         failing = t[(D >= M) & (t > M)]
@@ -238,11 +272,11 @@ def first_failure(M: int, N: int, E: int | None = None, slope: float = 1.0) -> i
     Args:
         M: The trained length, in tokens, at least 3.
         N: The window, in tokens, 1 to M - 1.
-        E: The width of a stair's step, in tokens, at least 2; default None, theorem 3.3.
+        E: The width of a stair's step, in tokens, 2 to 100000; default None, theorem 3.3.
         slope: m of the additive encoding; default 1.
 
     Returns:
-        t in tokens, an integer; exact under ideal recovery.
+        t in tokens, an integer; under ideal recovery exact up to about 10^12, beyond it may be one off.
 
     Raises:
         Refused: The theorems' conditions do not hold, or t is beyond 2^53.

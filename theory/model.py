@@ -186,7 +186,9 @@ def float_name(dtype: torch.dtype) -> str:
 
 
 def random_tokens(vocabulary: int, length: int, seed: int = 0) -> Tensor:
-    """`<bos>` and random tokens, (1, length)."""
+    """`<bos>` and random tokens, (1, length). Raises Refused for a length below 1."""
+    if length < 1:
+        raise Refused(f"length={length} is below 1: <bos> is the first token; take length >= 1")
     tokens = torch.randint(1, vocabulary, (1, length), generator=torch.Generator().manual_seed(seed))
     tokens[:, 0] = 0
     return tokens
@@ -328,7 +330,8 @@ def plain_model(
     """Theorem 3.2: o_t > H for t < M and o_t < H for t > M, with scores q.k - (t - i).
 
     Layer 1 turns its attention on <bos>, 1 / A_t, into t; layer 2 uses t to cancel the position term, which leaves
-    theorem 3.1's average. Raises Refused for M < 2, H without digits, or more positions than the dtype can recover.
+    theorem 3.1's average. Raises Refused for M < 2, H without digits, a slope that is not above 0, or more positions
+    than the dtype can recover.
 
     recovers: K, how many positions the MLP tells apart, `least` or more (default: M, but not below 64).
     recovery: the position MLP: steps, interpolating, naive or log (see theory.recovery).

@@ -6,6 +6,7 @@ heads neither read nor write. Positions t, i count from 1; <bos> is token 0 of t
 """
 
 from dataclasses import dataclass, replace
+from decimal import ROUND_FLOOR, Context
 
 import numpy as np
 
@@ -134,4 +135,5 @@ def check_numbers(M: int, H: float, precision: str = "float64") -> None:
         raise Refused(f"M={M} is below 2; take M >= 2")
     most = 1e-2 / (M * float(np.finfo(precision).eps))
     if not abs(H) <= most:
-        raise Refused(f"H={H} leaves {precision} no digits to tell o from H; take |H| <= {most:.1g}")
+        limit = float(Context(prec=1, rounding=ROUND_FLOOR).create_decimal_from_float(most))
+        raise Refused(f"H={H} leaves {precision} no digits to tell o from H; take |H| <= {limit:.1g}")

@@ -52,7 +52,7 @@ def naive(shape: Shape, positions: int, slope: float = 1.0) -> Weights:
     """
     x = _falling(positions, slope)
     slopes = -1 / (x[:-1] - x[1:])  # between x_(k+1) and x_k
-    change = np.append(slopes[:-1] - slopes[1:], slopes[-1])  # at x_2 .. x_K
+    change = np.append(slopes[:-1] - slopes[1:], slopes[-1:])  # at x_2 .. x_K
     units = len(change)
     bias, gain = np.append(1.0, -x[1:]), np.append(0.0, np.ones(units))
     return _pack(shape, bias, gain, np.append(positions, change))
@@ -114,11 +114,16 @@ def longest(kind: str, dtype: str, slope: float = 1.0, exact: float = EXACT) -> 
 
     No more than `TRIED` are tried, which only slopes below 0.1 reach.
     """
-    low, high = 2, min(int(800 / slope), TRIED)
+    low, high = 2, _most_tried(slope)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if worst_error(kind, dtype, middle, slope) <= exact else (low, middle - 1)
     return low
+
+
+def _most_tried(slope: float) -> int:
+    """How many positions are tried: x leaves float64 before 800 / slope, and no more than `TRIED`."""
+    return int(max(2, min(800 / slope, TRIED)))
 
 
 def worst_error(kind: str, dtype: str, positions: int, slope: float = 1.0) -> float:
@@ -143,11 +148,13 @@ def written_error(weights: Weights, x: np.ndarray, positions: np.ndarray, dtype:
 
 def check_range(kind: str, dtype: str, positions: int, slope: float = 1.0) -> None:
     """Raises Refused, naming the limit, where `kind` cannot recover `positions` positions in `dtype`."""
+    if not 0 < slope <= 700:
+        raise Refused(f"slope={slope} is not above 0 and at most 700; take 1, the paper's")
     if kind == "log":
         return
     if kind not in KINDS:
         raise Refused(f"unknown position MLP {kind!r}; known: {', '.join(KINDS)}, log")
-    if worst_error(kind, dtype, positions, slope) > EXACT:
+    if positions > _most_tried(slope) or worst_error(kind, dtype, positions, slope) > EXACT:
         limit = longest(kind, dtype, slope)
         raise Refused(
             f"{positions} positions exceed what the {kind} MLP recovers in {dtype} ({limit}); "

@@ -540,6 +540,7 @@ def test_theory_shows_what_the_closed_forms_say(opened):
         beyond = excess.where((excess["t"] > 16) & (excess <= 0), drop=True)
         assert int(beyond["t"][0]) == first_failure(16, 3, E)
     app = opened("theory", theory_M="64", N="8")
+    assert (app.metric[0].label, app.metric[0].value) == ("Plain positions fail at", "65")
     assert "the remap first fails at t = 181,369;" in shown_texts(app)
     assert "The paper's theorems: 3.1 holds. BROKEN: 3.2." in shown_texts(app)
     assert "recover up to M - 1, the remap first fails at t = 14." in shown_texts(
@@ -547,6 +548,14 @@ def test_theory_shows_what_the_closed_forms_say(opened):
     )
     app.slider(key="theory_M").set_value(4).run()
     assert "N=8 is not below M=4" in app.warning[0].value.replace("\\", "")
+
+
+def test_a_claim_without_a_margin_is_shown(tmp_path, monkeypatch):
+    claim = {"name": "3.1", "verdict": "BROKEN", "whose": "ours", "statement": "it holds", "margin": None}
+    write_result(tmp_path / "theory.json", {"claims": [claim | {"error_text": "0"}]})
+    app = run(tmp_path, monkeypatch, "theory")
+    assert not app.exception
+    assert tables(app)[0].iloc[0, -1] == "none (0)"
 
 
 def test_runs_are_compared(root, monkeypatch, tmp_path):

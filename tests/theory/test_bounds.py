@@ -7,6 +7,7 @@ import oracle
 import pytest
 from hypothesis import given, strategies as st
 
+from mesa.errors import Refused
 from theory import bounds
 from theory.claim import first_below
 from theory.model import stair_model
@@ -58,6 +59,13 @@ def test_first_failure_is_the_first(data):
     assert all(pairs_denominator(t, N, E) < M for t in range(M + 1, math.ceil(reach)))
 
 
+def test_positions_of_a_stair_may_be_far_and_are_rounded_down():
+    near, far = 4.9, 1e25  # even, as 100 is, so that it lies on the line of 100 and 102
+    rise = (pairs_denominator(102, 2, 2) - pairs_denominator(100, 2, 2)) / 2
+    expected = [pairs_denominator(4, 2, 2), far * rise]
+    np.testing.assert_allclose(bounds.denominator([near, far], 2, 2), expected)
+
+
 @pytest.mark.parametrize(("M", "N", "E", "slope", "failure"), [(16, 14, None, 0.0625, 20), (8, 6, 2, 0.5, 14)])
 def test_small_slopes_fail_before_or_where_the_line_begins(M, N, E, slope, failure):
     """Lines hold beyond 2N: the one that is at M from the first, in the second case, reaches it at its first t, 14."""
@@ -102,9 +110,49 @@ def test_impossible_windows_are_refused(M, N, E, message):
         bounds.extended_length(M, N, E)
 
 
-def test_positions_count_from_one():
-    with pytest.raises(ValueError, match="position 0 is below 1"):
-        bounds.denominator([0, 1], 2)
+@pytest.mark.parametrize("position", [0, math.nan, math.inf])
+@pytest.mark.parametrize("E", [None, 3])
+def test_positions_count_from_one(position, E):
+    with pytest.raises(ValueError, match=f"position {position}[.0]* is below 1 or not finite"):
+        bounds.denominator([1, position], 2, E)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"N": -3}, "N=-3 is below 1; take N >= 1"),
+        ({"N": 2.5}, "N=2.5 is not an integer; take a number of tokens"),
+        ({"E": 0}, "E=0 is below 1; take E >= 1"),
+        ({"E": 2.0}, "E=2.0 is not an integer; take a number of tokens"),
+        ({"E": 10**9}, "E=1000000000 exceeds 100000; take E <= 100000"),
+        ({"slope": -1}, "slope=-1 is not a finite number from 0 on; take 1, the paper's"),
+        ({"slope": math.nan}, "slope=nan is not a finite number from 0 on"),
+        ({"slope": math.inf}, "slope=inf is not a finite number from 0 on"),
+    ],
+)
+def test_what_is_no_size_is_refused_by_every_closed_form(sizes, message):
+    with pytest.raises(Refused, match=message):
+        bounds.denominator(5, **{"N": 2, **sizes})
+    if sizes not in ({"N": -3}, {"E": 0}):  # whose range M tells
+        for form in (bounds.extended_length, bounds.first_failure):
+            with pytest.raises(Refused, match=message):
+                form(16, **{"N": 2, **sizes})
+
+
+def test_a_window_that_is_not_an_integer_is_refused():
+    for M in (16.5, math.nan):
+        with pytest.raises(Refused, match=f"M={M} is not an integer"):
+            bounds.extended_length(M, 2)
+
+
+def test_the_early_part_of_a_wide_window_is_computed_at_once(monkeypatch):
+    """69,000 positions, none of them by a sum over its keys, which took an hour; so small a slope fails among them."""
+    monkeypatch.setattr(bounds, "stair", None)
+    M, N, E, slope = 131072, 100000, 50, 1e-6
+    assert bounds.extended_length(M, N, E) == math.inf
+    fails = int(bounds.extended_length(M, N, E, slope))
+    assert M < fails < 2 * N
+    assert pairs_denominator(fails - 1, N, E, slope) < M <= pairs_denominator(fails, N, E, slope)
 
 
 @pytest.mark.parametrize("sizes", [(64, 8, 2), (16, 4, 3), (4, 2, 50), (9, 2, 3), (30, 2, 6)])

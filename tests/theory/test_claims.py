@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from theory.bounds import first_failure, step_failure
+from theory.bounds import extended_length, first_failure, stair_is_recovered, step_failure
 from theory.claim import IDENTITY, OURS, PAPER, THEOREMS, Measurement, crossing, deviation, summary
 from theory.claims import CLAIMS, Claim, ClaimVerdict, VerifyOptions
 from theory.claims.settings import read_by
@@ -75,6 +75,39 @@ def test_a_margin_must_be_far_above_the_error():
     assert Measurement(1, 0.2) & Measurement(0.5, 0.1) == Measurement(0.5, 0.2)
     nan = Measurement(float("nan"), float("nan"))
     assert not any((one & other).holds for one, other in ((IDENTITY, nan), (nan, IDENTITY)))
+
+
+@pytest.mark.parametrize(("dtype", "most", "N"), [("float64", 708, 354), ("float32", 86, 43)])
+def test_a_window_completed_is_one_that_the_mlp_recovers(dtype, most, N):
+    assert VerifyOptions(N=N - 1, dtype=dtype).pairs() == [(2 * N, N - 1)]
+    assert VerifyOptions(N=N, dtype=dtype).pairs() == [(most, N)]
+    assert VerifyOptions(N=most - 2, dtype=dtype).triples() == [(most, most - 2, 2)]
+
+
+def test_the_widest_window_is_recovered():
+    claim = CLAIMS["3.3-recovery"](VerifyOptions(N=706, quick=True))
+    assert claim.ok, claim.line()
+
+
+def test_an_h_of_the_limit_that_is_named_is_taken():
+    with pytest.raises(ValueError, match=r"H=1000 .* take \|H\| <= 9e\+02"):
+        VerifyOptions(M=86, H=1000, dtype="float32")
+    VerifyOptions(M=86, H=9e2, dtype="float32")
+
+
+def test_the_stairs_that_are_recovered_are_those_that_the_condition_says(monkeypatch):
+    monkeypatch.setattr("theory.claims.corollary.stair_is_recovered", lambda N, E: stair_is_recovered(N, E - 1))
+    assert not CLAIMS["corollary-recovery"](QUICK).ok
+
+
+def test_growth_that_is_not_like_e_to_the_n_breaks_the_claim(monkeypatch):
+    monkeypatch.setattr("theory.claims.theorem3.extended_length", lambda M, N: 2.0**N * extended_length(M, 1))
+    monkeypatch.setattr(VerifyOptions, "longest_run", 100)
+    assert not CLAIMS["3.3-window"](QUICK).ok
+
+
+def test_an_mlp_of_no_positions_is_not_one_of_all():
+    assert step_failure(8, 2, 0) == step_failure(8, 2, 1) < step_failure(8, 2)
 
 
 @pytest.mark.parametrize(("N", "M", "first"), [(2, 4, 33), (2, 8, 544), (3, 5, 193)])

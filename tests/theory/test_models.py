@@ -15,7 +15,7 @@ from theory.bounds import denominator
 from theory.claim import crossing
 from theory.model import nope_model, plain_model, stair_model, woven_model
 from theory.parts import FREE, POSITION, Shape
-from theory.recovery import longest, worst_error
+from theory.recovery import KINDS, longest, worst_error
 
 
 def slow_head_output(model: Construction, tokens: list[int], weave, layer: int) -> list[float]:
@@ -155,12 +155,31 @@ def test_distances_are_cut_as_scores_are_and_leave_the_model_as_it_was(monkeypat
         (lambda: plain_model(8, dtype=torch.bfloat16), "dtype=torch.bfloat16 is too coarse"),
         (lambda: woven_model(8, 8), "N=8 is not below M=8"),
         (lambda: stair_model(8, 2, 1), "E=1 is below 2"),
+        (lambda: plain_model(8, slope=0), "slope=0 is not above 0 and at most 700; take 1, the paper's"),
+        (lambda: plain_model(8, slope=-1, recovery="log"), "slope=-1 is not above 0"),
+        (lambda: plain_model(8, slope=math.nan), "slope=nan is not above 0"),
+        (lambda: plain_model(3, slope=1000), "slope=1000 is not above 0 and at most 700"),
+        (lambda: plain_model(8).head_output(0), "length=0 is below 1: <bos> is the first token; take length >= 1"),
         (lambda: theory.construction("ladder"), "unknown construction 'ladder'; known: nope, plain"),
     ],
 )
 def test_impossible_constructions_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_positions_that_no_matrices_recover_are_refused_before_any_are_built(monkeypatch):
+    assert longest("steps", "float64") == 708  # which is kept
+    monkeypatch.setattr("theory.recovery.worst_error", None)
+    with pytest.raises(ValueError, match=r"100000 positions exceed what the steps MLP recovers in float64 \(708\)"):
+        theory.construction("plain", M=100000)
+
+
+def test_one_position_is_recovered_by_every_mlp():
+    """Theorem 3.2 takes M - 1, which is one for M = 2."""
+    outputs = [plain_model(2, recovers=1, recovery=kind).head_output(6) for kind in (*KINDS, "log")]
+    np.testing.assert_allclose(outputs, outputs[:1] * 4, atol=1e-12)
+    assert outputs[0][0] > 0.5 > outputs[0][2:].max()
 
 
 @pytest.mark.parametrize("recovery", ["steps", "log"])

@@ -1,7 +1,7 @@
 """The corollary, Stair PE, and Mesa-Extrapolation itself, whose chunks it does not carry over to."""
 
-import math
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import mpmath
@@ -81,7 +81,7 @@ def printed_position(settings: VerifyOptions) -> Outcome:
 
 def widest_stair(N: int) -> int:
     """The largest E for which `stair_is_recovered(N, E)`."""
-    return 1 + math.floor((math.sqrt(math.e) - 1) * math.exp(N + 1))
+    return next(E for E in count(2) if not stair_is_recovered(N, E + 1))
 
 
 @claim("corollary-recovery", ClaimVerdict.HOLDS, "ours (corollary, proof)")
@@ -89,11 +89,11 @@ def recovery_condition(settings: VerifyOptions) -> Outcome:
     """Layer 1 recovers W(t - 1) + 1 at every t exactly where E - 1 <= (sqrt(e) - 1) e^(N + 1)."""
     windows, reading = [1, 2, 3], IDENTITY
     for N in windows:
-        for E, recovered in ((widest_stair(N), True), (widest_stair(N) + 1, False)):
+        for E in (widest_stair(N), widest_stair(N) + 1):
             length = N + 12 * E
             position = exact_stair_model(N + 2, N, E, length, settings).recovered_position(length)
             error = float(np.abs(position - ideal_position(np.arange(1, length + 1), N, E)).max())
-            reading &= Measurement(1.0, error) if recovered else Measurement(error)
+            reading &= Measurement(1.0, error) if stair_is_recovered(N, E) else Measurement(error)
     widths = grid([f"{widest_stair(N)} and {widest_stair(N) + 1}" for N in windows])
     return Outcome({"N": grid(windows), "E": widths}, "t = 1 .. N + 12 E", reading, unit="position")
 

@@ -35,16 +35,21 @@ class VerifyOptions:
     def __post_init__(self) -> None:
         """Checks what does not depend on a claim."""
         M = 4096 if self.M is None else self.M
-        check_numbers(M, self.H, self.dtype)
         if self.M is not None and self.most_positions < M:
             raise Refused(
                 f"M={M} exceeds the {self.most_positions} positions that the steps MLP recovers in {self.dtype}; "
                 f"take M <= {self.most_positions}"
             )
+        check_numbers(M, self.H, self.dtype)
         if self.N is not None:
             check_window(max(3, self.N + 1) if self.M is None else M, self.N)
-        if self.E is not None and self.E < 2:
-            check_window(M, 1, self.E)
+            if self.most_positions < self.N + 2:
+                raise Refused(
+                    f"N={self.N} takes {self.N + 2} positions, and the steps MLP recovers {self.most_positions} in "
+                    f"{self.dtype}; take N <= {self.most_positions - 2}"
+                )
+        if self.E is not None:
+            check_window(max(3, M), 1, self.E)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -71,7 +76,7 @@ class VerifyOptions:
         if self.M is None and self.N is None:
             return list(default)
         N = self.N if self.N is not None else min(4, max(1, (self.M or 3) - 2))
-        M = self.M if self.M is not None else 2 * N + 2
+        M = self.M if self.M is not None else min(2 * N + 2, self.most_positions)
         check_window(M, N)
         return [(M, N)]
 

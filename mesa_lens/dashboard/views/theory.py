@@ -46,7 +46,7 @@ def page(context: Context) -> None:
         return
     data = closed_forms(M, H, N, E)
     weave, stair = data.attrs["T_weave"], data.attrs["T_stair"]
-    reached = {"Plain positions fail at": M, "The remap reaches T*": weave, "Stair PE reaches T*": stair}
+    reached = {"Plain positions fail at": M + 1, "The remap reaches T*": weave, "Stair PE reaches T*": stair}
     for column, (label, value) in zip(st.columns(3), reached.items(), strict=True):
         column.metric(label, f"{value:,.5g}", help="tokens", border=True)
     st.caption(ui.plain(first_failures(M, N, E)))
@@ -135,7 +135,8 @@ def _cells(claim: dict[str, Any]) -> tuple[str, ...]:
     """A claim's row: its statement with source and correction, what was tried, by how much it holds."""
     notes = [f"{name.capitalize()}: {text}." for name in ("correction", "counterexample") if (text := claim.get(name))]
     statement = " ".join([f"{claim['statement']} ({claim.get('citation', '')}).", *notes])
-    reading = f"{claim['margin']:.2g} ({claim.get('error_text', '')})"
+    margin = "none" if pd.isna(claim["margin"]) else f"{claim['margin']:.2g}"
+    reading = f"{margin} ({claim.get('error_text', '')})"
     return claim["name"], claim["whose"], claim["verdict"], statement, claim.get("tested", ""), reading
 
 
