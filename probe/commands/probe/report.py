@@ -467,7 +467,7 @@ def _by_length(distance: xr.Dataset, name: str) -> Table:
                 states_do = f"{moved} from {leaves:.0f} tokens on"
             else:
                 states_do = "level" if last["low"] <= 1 <= last["high"] else f"{moved} within the limit"
-            cells = (f"{float(at['inside']):.2f}", str(there[-1]), ends, "-" if np.isnan(limit) else f"{limit:.2f}")
+            cells = (f"{float(at['inside']):z.2f}", str(there[-1]), ends, "-" if np.isnan(limit) else f"{limit:z.2f}")
             rows.append((method, str(layer), *cells, states_do))
     columns = ("method", "layer", "distance at M", "length", "over that at M", "limit", "states")
     return Table("of the same last tokens, by length", columns, tuple(rows), f"{name}-last")
