@@ -2,11 +2,11 @@
 
 import contextlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,7 +22,6 @@ from probe.capture.memory import check_prompts, prompt_bytes, scores_bytes
 from probe.eval_tasks.base import EvalKey, EvalTask, PromptSpec, Score
 from probe.eval_tasks.ruler import RULER
 from probe.eval_tasks.score import documents_of, logits_bytes
-from probe.eval_tasks.scored_states import ScoredStates
 from probe.eval_tasks.sources import TextSource
 from probe.eval_tasks.tasks import LIKELIHOOD, RETRIEVAL, TAIL, Latency, devices, watched_peak
 from probe.experiment.journal import Journal, JournalRows, bad_row
@@ -54,8 +53,6 @@ class EvalPlan:
     config: Any
     sizes: Mapping[str, str] = field(default_factory=dict)
     text_source: TextSource | None = None
-    reads_states: bool = False
-    """Whether the tail likelihood's passes tell how far states lie from the in-window distribution."""
 
     @property
     def trained_length(self) -> int:
@@ -216,18 +213,38 @@ class EvalWorker(PlanWorker):
         return measure_with(self.plan, self.source.loaded(), memory_bytes)
 
 
-def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None) -> MeasureTask:
-    """The function that measures a plan's tasks on a loaded model; of one with `inputs` these samples alone."""
+class StateReader(Protocol):
+    """What reads states in the passes of the tail likelihood, as `probe.thresholds.scored_states.ScoredStates`."""
+
+    def reading(self) -> contextlib.AbstractContextManager[list[Any]]:
+        """What is read of each pass run inside."""
+        ...
+
+    def distances(self, sample: int, read: Any) -> dict[int, float] | None:
+        """By layer the distance of a pass over text number `sample`."""
+        ...
+
+
+def measure_with(
+    plan: EvalPlan,
+    loaded: Loaded,
+    memory_bytes: int | None = None,
+    reader: Callable[[Loaded, PromptSpec, str], StateReader] | None = None,
+) -> MeasureTask:
+    """The function that measures a plan's tasks on a loaded model; of one with `inputs` these samples alone.
+
+    reader: makes what reads states; None: none are read.
+    """
 
     @cache
-    def states() -> ScoredStates:
-        return ScoredStates(loaded, plan.setting, plan.request.executor)
+    def states() -> StateReader | None:
+        return reader and reader(loaded, plan.setting, plan.request.executor)
 
     def row(task: Task) -> JsonObject | None:
         name, method, length = eval_key(task)
         try:
             prepared = TASKS[name].prepare(loaded.tokenizer, length, plan.setting, plan.setting.samples)
-            read = states() if plan.reads_states and name == TAIL.name else None
+            read = states() if name == TAIL.name and length >= plan.trained_length else None
         except RuntimeError as error:
             if is_out_of_memory(error):
                 return None

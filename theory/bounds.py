@@ -189,7 +189,7 @@ def extended_length(M: int, N: int, E: int | None = None, slope: float = 1.0) ->
 
     Corollary. D is one line for each phase of t within a step; T* is where the first of them reaches M. Where E divides
     N that is T* = 2N + e^(N (1 - 1/E)) (M - 2 S_E), 2 S_E = 6.33, 5.48, 5.20, 5.16 for E = 2, 3, 5, 50 and large N. The
-    first failing position lies in T* <= t < T* + E (so T* says little for E > T*, but `first_failure` is exact); D
+    first failing position lies in T* <= t < T* + E (so T* says little for E > T*, and `first_failure` tells t); D
     oscillates, so some later positions succeed again.
 
     Args:

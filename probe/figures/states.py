@@ -99,6 +99,7 @@ def distance_chart(
         at, lines, limits = displayed.sel(layer=layer), list[fig.Line](), [fig.Rule(1.0, "", fig.RED)]
         if by_length and np.isfinite(at["limit"]):
             limits += [fig.Rule(float(at["limit"]), "limit", fig.RED, dash="dot", right=True)]
+            limits += [fig.Rule(1 / float(at["limit"]), "", fig.RED, dash="dot")]
         for name in at["method"].values.tolist():
             line = at.sel({"method": name})
             line = line.sel({axis: line["ratio"].notnull()})

@@ -64,7 +64,7 @@ def page(context: Context) -> None:
             ui.buttons(lambda: threshold_export(hidden, crossings, pairs), stem, (*ui.FORMS, "html"), several)
     with below:
         _ranking(crossings)
-        if (distance := distance_by_length(run)) is not None:  # a limit that is crossed inwards
+        if (distance := distance_by_length(run)) is not None:
             ui.draw([distance_section([distance])], entry.name)
 
 

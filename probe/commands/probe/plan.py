@@ -43,6 +43,7 @@ from probe.store import store
 from probe.store.reader import complete_passes, partial_path, store_of
 from probe.store.store import Template
 from probe.thresholds.failure import measured_failure
+from probe.thresholds.scored_states import ScoredStates
 from probe.thresholds.search import CrossingRule, check_positions
 from probe.thresholds.state_distance import STATE_DISTANCE
 
@@ -278,8 +279,7 @@ def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPla
         samples=request.samples,
         text=None if request.text is None else str(request.text),
     )
-    reads_states = max(plan.lengths) > plan.trained_length
-    return EvalPlan(eval_request, plan.methods, setting, plan.config, reads_states=reads_states)
+    return EvalPlan(eval_request, plan.methods, setting, plan.config)
 
 
 def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> Template:
@@ -554,7 +554,8 @@ class ProbeWorker(PlanWorker):
         loaded = self.source.loaded()
         check_layers(loaded.model)
         self._try_values(loaded.model)
-        measure, bridge = measure_with(self.evaluation, loaded, memory_bytes), None
+        reader = ScoredStates if max(self.plan.lengths) > self.plan.trained_length else None
+        measure, bridge = measure_with(self.evaluation, loaded, memory_bytes, reader), None
 
         def result(task: Task) -> object:
             nonlocal bridge

@@ -64,6 +64,7 @@ from probe.experiment.run import CommandResult, ModelSpec, run_tasks
 from probe.request import noted, reference_method, say
 from probe.run_folder import RunFolder
 from probe.store import reader, store
+from probe.thresholds.scored_states import REFERENCE_TEXTS
 
 # What a run, full or in stages, has before anything is measured: texts, prompts, the store's layout
 
@@ -337,7 +338,7 @@ def longest_that_fits(plan: ProbePlan, speed: Speed, minutes: float, spent: floa
 
     Of 1.25 to 8 M, up to --length, that the texts and the memory hold; of --lengths the longest. At least up to 2 M
     where one pass is short: methods are compared where Origin's loss rises, before the longest length. Where neither
-    fits, the shortest beyond M, if the pass by position and two texts at M fit. Raises Refused where these do not.
+    fits, the shortest beyond M, if the pass by position and six texts at M fit. Raises Refused where these do not.
 
     spent: seconds of the minutes.
     """
@@ -376,7 +377,7 @@ def longest_that_fits(plan: ProbePlan, speed: Speed, minutes: float, spent: floa
     least = needed[lengths[0]][1]
     if least > seconds:
         raise Refused(
-            f"one pass over {lengths[0]} tokens and two over M = {trained} take about {format_seconds(least)} here, "
+            f"one pass over {lengths[0]} tokens and six over M = {trained} take about {format_seconds(least)} here, "
             f"and do not fit {minutes:g} minutes; take --minutes {np.ceil((1.2 * least + spent) / 60):.0f}"
         )
     return lengths[0]
@@ -387,7 +388,10 @@ def _nominal(plan: ProbePlan, longest: int, documents: Sequence[np.ndarray], spe
     lengths = position_lengths(plan.trained_length, longest)
     stages = stages_of(replace(plan, lengths=lengths, longest=longest), documents)
     tasks = stages.nominal()
-    least = tasks[0].weight * speed.seconds(1, longest) + 2 * speed.seconds(plan.trained_length, plan.trained_length)
+    inside = 2 + REFERENCE_TEXTS  # scored, and read for the in-window distribution
+    least = tasks[0].weight * speed.seconds(1, longest) + inside * speed.seconds(
+        plan.trained_length, plan.trained_length
+    )
     return seconds_of(passes_of(work_of(stages, tasks)), speed), least
 
 

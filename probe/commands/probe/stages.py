@@ -16,7 +16,6 @@ import xarray as xr
 from mesa.support import is_rotary
 from probe.commands.probe.plan import TASKS, FailureByLength, scored_distances
 from probe.eval_tasks.base import EvalKey
-from probe.eval_tasks.scored_states import REFERENCE_TEXTS
 from probe.eval_tasks.tasks import PASSKEY, TAIL, tail_tokens
 from probe.evaluation import EvalPlan, check_scores, eval_key, eval_tasks, scores_of, unfit_length
 from probe.experiment.journal import Journal, JournalRows
@@ -25,6 +24,7 @@ from probe.experiment.run import Experiment
 from probe.files import JsonObject
 from probe.statistics import confidence_of, looks_of
 from probe.thresholds.failure import MIN_ACCURACY, NATS_ABOVE, NLL, PASSKEY as BY_PASSKEY, decided, measured_failure
+from probe.thresholds.scored_states import REFERENCE_TEXTS
 
 BY_POSITION = "nll-position"
 """The task that tells where to look: the loss by position in one pass."""

@@ -12,9 +12,9 @@ import probe
 from mesa.decoder import layers_of
 from mesa.models import Loaded, tokenizer_of
 from probe.eval_tasks.base import EvalKey, PromptSpec
-from probe.eval_tasks.scored_states import ScoredStates
 from probe.eval_tasks.tasks import TAIL
 from probe.evaluation import EvalPlan, eval_tasks, measure_with, scores_of
+from probe.thresholds.scored_states import ScoredStates
 
 M, LONGEST = 64, 128
 
@@ -41,9 +41,9 @@ def states_at(model, ids, layer):
 
 def measured(loaded, spec, name="origin", inputs=()):
     request = probe.EvalRequest(tasks=("nll",), methods=name, trained_length=M)
-    plan = EvalPlan(request, {name: mesa.make(name, M)}, spec, loaded.model.config, reads_states=True)
+    plan = EvalPlan(request, {name: mesa.make(name, M)}, spec, loaded.model.config)
     task = eval_tasks(plan, [EvalKey("nll", name, LONGEST)])[0]
-    return scores_of(measure_with(plan, loaded)(replace(task, inputs=inputs) if inputs else task))
+    return scores_of(measure_with(plan, loaded, reader=ScoredStates)(replace(task, inputs=inputs) if inputs else task))
 
 
 def test_a_score_holds_the_distance_of_the_scored_tokens_fitted_on_other_documents(loaded):
