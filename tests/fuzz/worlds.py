@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import results
 import synthetic
 import tiny
 import yaml
@@ -30,6 +31,7 @@ def build(folder: Path) -> dict[str, str]:
         (folder / f"weights-{name}" / "model.safetensors").write_bytes(content)
     hidden = synthetic.hidden_states(layers=2, dims=16)
     world["run"] = str(synthetic.write_run(folder / "run", hidden, synthetic.evaluation()))
+    world["evaluated"] = str(results.write_evaluation(folder / "evaluated"))
     for name, text in {"list": "[]", "cut": '{"attributes": {', "number": "5"}.items():
         shutil.copytree(folder / "run", folder / f"run-{name}")
         world[f"run-{name}"] = str(folder / f"run-{name}")
