@@ -73,7 +73,7 @@ def distance_layers(distance: xr.Dataset) -> list[int]:
     """The first captured layer, and the one whose states the reference moves most beyond M, in or out."""
     at, axis = distance["ratio"].sel({"method": distance.attrs["reference"]}), _axis_of(distance)
     beyond = at.sel({axis: at[axis] >= distance.attrs["trained_length"]})
-    moved = np.abs(np.log(beyond)).mean(axis).values
+    moved = xr.apply_ufunc(np.abs, xr.apply_ufunc(np.log, beyond)).mean(axis).values
     layers = distance["layer"].values.tolist()
     return sorted({layers[0], layers[int(moved.argmax())]})
 

@@ -49,8 +49,8 @@ class ScoredStates:
             layers = layers_of(model)
         except Refused:
             layers = ()
-        self._layers = {round(depth * (len(layers) - 1)): None for depth in _LAYERS} if layers else {}
-        self._layers = {number: layers[number] for number in self._layers}
+        numbers = {round(depth * (len(layers) - 1)) for depth in _LAYERS} if layers else ()
+        self._layers = {number: layers[number] for number in sorted(numbers)}
         chosen = np.unique(
             np.linspace(0, len(windows) - 1, min(REFERENCE_TEXTS, len(windows))).round().astype(int)
         ).tolist()

@@ -254,8 +254,8 @@ def find_distance_by_length(evaluation: xr.Dataset, trained_length: int, referen
     methods = read["method"].values.tolist()
     of = reference if reference in methods else methods[0]
     level = read.sel({"method": of, "length": trained_length})
-    farthest = np.exp(-np.abs(np.log(level / level.mean("window"))).max("window"))
-    limit = farthest.where(level.notnull().sum("window") >= 4)
+    over = level / level.mean("window")
+    limit = xr.where(over > 1, 1 / over, over).min("window").where(level.notnull().sum("window") >= 4)
     confidence, labels = confidence_of(evaluation.attrs), np.array(read.attrs.get("documents", ()), int)
     least = 3 if confidence != ONE_LOOK else 4
     if len(set(labels.tolist())) < 4 or len(labels) < read.sizes["window"]:

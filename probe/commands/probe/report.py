@@ -461,7 +461,7 @@ def _by_length(distance: xr.Dataset, name: str) -> Table:
             ends = shown(*(float(last[key]) for key in ("ratio", "low", "high")), form="z.2f")
             leaves, limit = float(at["leaves"]), float(at["limit"])
             moved = "growth" if last["ratio"] > 1 else "collapse"
-            if np.isnan([limit, last["low"]]).any():
+            if np.isnan(limit) or np.isnan(float(last["low"])):
                 states_do = "open: too few texts"
             elif np.isfinite(leaves):
                 states_do = f"{moved} from {leaves:.0f} tokens on"
