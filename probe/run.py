@@ -239,7 +239,8 @@ class Run(reader.StoredRun):
         distances = [each for each in (by_length, stored) if each is not None]
         if not distances:
             raise Refused(
-                f"{self.folder} does not hold the states of two texts within M and beyond; probe --texts 8 does"
+                f"{self.folder} does not hold the states of two texts within M and beyond, or states M wrongly; "
+                "probe --texts 8 does, with the right --trained-length"
             )
         export = report.distance_export(distances, layers, methods)
         tables = report.distance_section(distances, layers, methods).tables

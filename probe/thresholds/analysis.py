@@ -68,11 +68,6 @@ class Analysis:
         return self.run.trained_length
 
     @property
-    def distance_by_length(self) -> xr.Dataset | None:
-        """`distance_by_length` of the run."""
-        return distance_by_length(self.run)
-
-    @property
     def onsets(self) -> Sequence[onset.DriftOnset | onset.ThresholdOnset]:
         """One onset a method, by the rule asked for."""
         if self.rule == "drift" and not isinstance(self.drifts, str):

@@ -27,16 +27,16 @@ REFERENCE_TEXTS = 4
 _STATES = 64
 """States of a pass that are read."""
 
-Pass = dict[int, np.ndarray]
+PassStates = dict[int, np.ndarray]
 """By layer the states (token, dim) that are read of a pass."""
 
 
 class ScoredStates:
-    """The in-window distribution of some layers' states, and how far a pass's lie from it.
+    """The in-window distribution of four layers' states, and the distance of a pass's states to it.
 
-    Fitted on states of the unmodified model at M on up to four texts of a likelihood task; each text that is measured
-    is compared with those of other documents; where these are fewer than two, with other texts. Nothing is read of a
-    decoder without a list of layers.
+    The distribution is fitted on the unmodified model's states at M, on up to four texts of the tail likelihood. A text
+    is compared with texts of other documents, or with any other text where those are fewer than two. A decoder without
+    a list of layers has no distances.
     """
 
     def __init__(self, loaded: Loaded, setting: PromptSpec, executor: str) -> None:
@@ -51,9 +51,7 @@ class ScoredStates:
             layers = ()
         numbers = {round(depth * (len(layers) - 1)) for depth in _LAYERS} if layers else ()
         self._layers = {number: layers[number] for number in sorted(numbers)}
-        chosen = np.unique(
-            np.linspace(0, len(windows) - 1, min(REFERENCE_TEXTS, len(windows))).round().astype(int)
-        ).tolist()
+        chosen = np.linspace(0, len(windows) - 1, min(REFERENCE_TEXTS, len(windows))).round().astype(int).tolist()
         prompts = tail_prompts([windows[number][0] for number in chosen], first_ids(loaded.tokenizer), trained)
         if not self._layers or len(chosen) < 2:
             prompts = []
@@ -65,9 +63,9 @@ class ScoredStates:
         self._inside = {number: read for number, read in inside if all(np.isfinite(at).all() for at in read.values())}
 
     @contextmanager
-    def reading(self) -> Iterator[list[Pass]]:
-        """What is read of each pass of one prompt run inside; of another shape, or not finite, nothing."""
-        passes = list[Pass]()
+    def reading(self) -> Iterator[list[PassStates]]:
+        """The states of each pass run inside, filled in when it ends; passes of several prompts are left out."""
+        passes = list[PassStates]()
         rows = -np.unique(np.linspace(1, self._tail, min(_STATES, self._tail)).round().astype(int))
 
         def keep(number: int, output: Any) -> None:
@@ -82,9 +80,9 @@ class ScoredStates:
         ]
         with removed(hooks):
             yield passes
-        passes[:] = [read for read in passes if len(read) == len(self._layers)]  # of further slices of logits: none
+        passes[:] = [read for read in passes if len(read) == len(self._layers)]  # further slices of logits run no layer
 
-    def distances(self, sample: int, read: Pass) -> dict[int, float] | None:
+    def distances(self, sample: int, read: PassStates) -> dict[int, float] | None:
         """By layer the mean squared distance of a pass over text number `sample`; None where nothing is to compare."""
         others = [number for number in self._inside if self._documents[number] != self._documents[sample]]
         if len(others) < 2:

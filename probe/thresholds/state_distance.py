@@ -210,8 +210,8 @@ STATE_DISTANCE = "state_distance"
 def find_distance_by_length(evaluation: xr.Dataset, trained_length: int, reference: str = "origin") -> xr.Dataset:
     """How far states at the end of texts lie from the in-window distribution, by length, over how far those at M lie.
 
-    The same tokens at every length, read in the passes that measure their loss. A description: the limit has no rate of
-    false detections.
+    The same tokens at every length, read in the passes that measure their loss. The rate of false detections of the
+    limit is not known.
 
     Args:
         evaluation: `state_distance` (method, length, window, layer), as `Run.evaluation`. Its attribute `documents`, a
@@ -228,8 +228,8 @@ def find_distance_by_length(evaluation: xr.Dataset, trained_length: int, referen
         - `texts` (method, length): how many these are
         - `limit` (layer): the ratio, below 1, of the text at M that lies farthest from their mean, or its inverse; NaN
           for fewer than four
-        - `leaves` (method, layer), tokens: from where on the ratio is below `limit`, or from where on above its
-          inverse, its interval without 1, up to the longest length; NaN for none
+        - `leaves` (method, layer), tokens: the first length from which on, up to the longest, the ratio lies below
+          `limit`, or above its inverse, and its interval excludes 1; NaN for none
 
     Raises:
         Refused: No distance was read at M and beyond it.
@@ -253,7 +253,8 @@ def find_distance_by_length(evaluation: xr.Dataset, trained_length: int, referen
     read = read.sel(length=read["length"] >= trained_length).sortby("length").transpose(*axes, "window")
     methods = read["method"].values.tolist()
     of = reference if reference in methods else methods[0]
-    level = read.sel({"method": of, "length": trained_length})
+    at_trained = read.sel(length=trained_length, drop=True)
+    level = at_trained.sel({"method": of})
     over = level / level.mean("window")
     limit = xr.where(over > 1, 1 / over, over).min("window").where(level.notnull().sum("window") >= 4)
     confidence, labels = confidence_of(evaluation.attrs), np.array(read.attrs.get("documents", ()), int)
@@ -263,7 +264,7 @@ def find_distance_by_length(evaluation: xr.Dataset, trained_length: int, referen
     shape = tuple(read.sizes[axis] for axis in axes)
     rows = {name: np.full(shape, np.nan) for name in ("ratio", "low", "high")}
     for place in np.ndindex(shape):
-        far, near = read.values[place], read.sel(length=trained_length).values[place[:2]]
+        far, near = read.values[place], at_trained.values[place[:2]]
         paired = np.isfinite(far) & np.isfinite(near)
         if paired.any():
             groups = np.unique(labels[: len(far)][paired], return_inverse=True)[1]
@@ -278,9 +279,8 @@ def find_distance_by_length(evaluation: xr.Dataset, trained_length: int, referen
     for outside in ((result.ratio < limit) & (result.high < 1), (result.ratio > 1 / limit) & (result.low > 1)):
         lasts = (outside | undecided)[..., ::-1].cumprod("length")[..., ::-1].astype(bool) & outside
         leaves = leaves.fillna(result["length"].where(lasts).min("length"))
-    inside = read.sel(length=trained_length, drop=True).mean("window")
-    counts = (read.notnull() & read.sel(length=trained_length).notnull()).any("layer").sum("window")
-    return result.assign(inside=inside, limit=limit, leaves=leaves, texts=counts).assign_attrs(
+    counts = (read.notnull() & at_trained.notnull()).any("layer").sum("window")
+    return result.assign(inside=at_trained.mean("window"), limit=limit, leaves=leaves, texts=counts).assign_attrs(
         trained_length=trained_length, reference=of, hook="resid_post"
     )
 

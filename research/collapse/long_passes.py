@@ -31,7 +31,8 @@ import mesa
 from mesa.decoder import decoder_of, layers_of, removed
 from mesa.methods import Method, make
 from mesa.plan import relative_positions
-from probe.commands.predict.formula import Law
+from probe.commands.predict.formula import Law, stored_law
+from probe.commands.predict.result import PREDICTION
 from probe.eval_tasks.retrieval import first_ids
 from probe.eval_tasks.score import heldout_ids
 from probe.thresholds.state_distance import StateReference
@@ -55,9 +56,9 @@ class Study:
     """What is measured of a model.
 
     trained: M, in tokens. times: lengths, in M. fitted: modules for the distribution and the scale. evaluated: modules.
-    configs: what is evaluated. scale: what gives it. curve: the file of the law as published. power, scale_power: its p
-    and q. every: one token of so many has its loss measured. from_start: the distribution is fitted to the first M
-    tokens of a text too.
+    configs: what is evaluated. scale: what gives it. curve: the file of the law's curve, with its p and q in power and
+    scale_power; or, without a power, the folder of a prediction, which holds all three. every: the loss is measured at
+    one of `every` tokens. from_start: the distribution is fitted to the first M tokens of a text too.
     """
 
     trained: int
@@ -67,8 +68,8 @@ class Study:
     configs: tuple[str, ...]
     scale: tuple[str, ...]
     curve: Path
-    power: float
-    scale_power: float
+    power: float | None = None
+    scale_power: float = 0.0
     every: int = 1
     from_start: bool = True
 
@@ -79,14 +80,10 @@ class Study:
 
     def law(self) -> Law:
         """The law as published for the model."""
-        of = json.loads(self.curve.read_text(encoding="utf-8"))
-        if "law" in of:  # what `predict` writes: some positions
-            curve = of["law"]["excess"]
-            positions = np.arange(curve["position"][0], curve["position"][-1] + 1)
-            excess = np.interp(positions, curve["position"], curve["value"])
-        else:
-            excess = np.array(of["curve"]["excess"])
-        return Law(self.trained, excess, self.power, self.scale_power)
+        if self.power is None:
+            return stored_law(PREDICTION.read(self.curve).law, self.trained)
+        excess = json.loads(self.curve.read_text(encoding="utf-8"))["curve"]["excess"]
+        return Law(self.trained, np.array(excess), self.power, self.scale_power)
 
 
 STUDIES = {
@@ -115,9 +112,7 @@ STUDIES = {
         evaluated=("scipy.stats._stats_py", "pandas.core.frame"),
         configs=("leaky-rerope:k=1.1,log_n=false", "self-extend:group=2", "cope"),
         scale=("origin",),
-        curve=RESEARCH / "gemma3" / "results" / "predict" / "prediction.json",
-        power=6.4,
-        scale_power=0.0,
+        curve=RESEARCH / "gemma3" / "results",
         every=8,
         from_start=False,
     ),

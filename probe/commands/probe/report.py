@@ -64,7 +64,7 @@ from probe.statistics import shown
 from probe.store.cache import DERIVED, Derived, load, save
 from probe.store.reader import StoredRun, check_labels, check_pairs, open_run, store_mark
 from probe.store.result_file import NOT_RECORDED, having
-from probe.thresholds.analysis import Analysis, analyse, plans_of, summarize
+from probe.thresholds.analysis import Analysis, analyse, distance_by_length, plans_of, summarize
 from probe.thresholds.failure import MeasuredFailures, PredictedFailure, measured_failure
 from probe.thresholds.onset import MIN_EVALUATED_DIMS, TOP, DriftOnset, ThresholdOnset, drift_onsets
 from probe.thresholds.result import Control, Evidence, NotEvaluated
@@ -433,22 +433,22 @@ def distance_section(
     )
     figures, tables = dict[str, Chart](), list[Table]()
     for distance in distances:
-        chosen = _there(distance, layers) if layers else states.distance_layers(distance)
+        chosen = _layers_in(distance, layers) if layers else states.distance_layers(distance)
         if not chosen:
             continue
         by_length = "length" in distance.dims
         name = f"state-distance-{'by-length-' if by_length else ''}{distance.attrs['hook']}"
         figures[name] = states.distance_chart(distance, chosen, methods)
-        tables.append((_by_length if by_length else _at_end)(_chosen(distance, methods, chosen), name))
+        tables.append((_length_table if by_length else _end_table)(_chosen(distance, methods, chosen), name))
     return Section("States on text", [text], figures=figures, tables=tables)
 
 
-def _there(distance: xr.Dataset, layers: Sequence[int]) -> list[int]:
+def _layers_in(distance: xr.Dataset, layers: Sequence[int]) -> list[int]:
     """Those of the layers that a dataset has."""
     return [layer for layer in layers if layer in distance["layer"]]
 
 
-def _by_length(distance: xr.Dataset, name: str) -> Table:
+def _length_table(distance: xr.Dataset, name: str) -> Table:
     """By method and layer the ratio at the longest length that it has, and the length at which states leave."""
     rows = list[tuple[str, ...]]()
     for method in distance["method"].values.tolist():
@@ -473,7 +473,7 @@ def _by_length(distance: xr.Dataset, name: str) -> Table:
     return Table("of the same last tokens, by length", columns, tuple(rows), f"{name}-last")
 
 
-def _at_end(distance: xr.Dataset, name: str) -> Table:
+def _end_table(distance: xr.Dataset, name: str) -> Table:
     """The ratio in the last window by method and layer."""
     last, layers = distance.isel(window=-1), distance["layer"].values.tolist()
     keys = ("ratio", "low", "high")
@@ -496,8 +496,8 @@ def distance_export(
             check_labels(distances[0], "layer", [layer])
     check_labels(distances[0], "method", methods or ())
     section = distance_section(distances, layers, methods)
-    drawn = [distance for distance in distances if not layers or _there(distance, layers)]
-    numbers = (_chosen(distance, methods, _there(distance, layers) if layers else None) for distance in drawn)
+    drawn = [distance for distance in distances if not layers or _layers_in(distance, layers)]
+    numbers = (_chosen(distance, methods, _layers_in(distance, layers) if layers else None) for distance in drawn)
     values = dict(zip(section.figures, numbers, strict=True))
     return Export(figures_of([section]), values | tables_of([section]))
 
@@ -794,7 +794,7 @@ def drawn_sections(analysis: Analysis, summary: Summary) -> Drawn:
     """What the report draws of an analysis, heatmaps aside."""
     prompt, run = analysis.prompt, analysis.run
     curves = [] if run.evaluation is None else [Section(figures=cast(Figures, curves_of(run, summary).figures))]
-    distances = [each for each in (analysis.distance_by_length, analysis.distance) if each is not None]
+    distances = [each for each in (distance_by_length(analysis.run), analysis.distance) if each is not None]
     distance = [distance_section(distances)] if distances else []
     if not analysis.has_states:
         return Drawn(curves=curves, distance=distance)

@@ -1,6 +1,6 @@
 """Distances of scored tokens' states: scikit-learn's, of the tokens that are scored, fitted on other texts."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import mesa
 import probe
 from mesa.decoder import layers_of
 from mesa.models import Loaded, tokenizer_of
+from probe.commands.probe.plan import scored_distances
 from probe.eval_tasks.base import EvalKey, PromptSpec
 from probe.eval_tasks.tasks import TAIL
 from probe.evaluation import EvalPlan, eval_tasks, measure_with, scores_of
@@ -19,9 +20,9 @@ from probe.thresholds.scored_states import ScoredStates
 M, LONGEST = 64, 128
 
 
-def setting(documents):
+def setting(documents, samples=3):
     rng = np.random.default_rng(3)
-    return PromptSpec(M, (M, LONGEST), 3, documents=tuple(rng.integers(3, 60, size) for size in documents))
+    return PromptSpec(M, (M, LONGEST), samples, documents=tuple(rng.integers(3, 60, size) for size in documents))
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +47,32 @@ def measured(loaded, spec, name="origin", inputs=()):
     return scores_of(measure_with(plan, loaded, reader=ScoredStates)(replace(task, inputs=inputs) if inputs else task))
 
 
-def test_a_score_holds_the_distance_of_the_scored_tokens_fitted_on_other_documents(loaded):
-    spec = setting([LONGEST] * 3)
-    inside, beyond = (TAIL.prepare(loaded.tokenizer, length, spec, 3) for length in (M, LONGEST))
+@pytest.mark.parametrize(
+    ("sizes", "documents"), [([LONGEST] * 3, [0, 1, 2]), ([2 * LONGEST, LONGEST, LONGEST], [0, 0, 1, 2])]
+)
+def test_a_score_holds_the_distance_of_the_scored_tokens_fitted_on_other_documents(loaded, sizes, documents):
+    spec, count = setting(sizes, len(documents)), len(documents)
+    inside, beyond = (TAIL.prepare(loaded.tokenizer, length, spec, count) for length in (M, LONGEST))
     scores = measured(loaded, spec)
-    assert [score.sample for score in scores] == [0, 1, 2]
+    assert [score.sample for score in scores] == [*range(count)]
     last = len(layers_of(loaded.model)) - 1
     layer = round(0.9 * last)
     for score in scores:
-        others = [ids for number, ids in enumerate(inside) if number != score.sample]
+        others = [ids for ids, document in zip(inside, documents, strict=True) if document != documents[score.sample]]
         fit = probe.StateReference.fit(np.stack([states_at(loaded.model, ids, layer) for ids in others]))
         expected = fit.distances(states_at(loaded.model, beyond[score.sample], layer)).mean()
         assert score.distances is not None
         assert 0 in score.distances
         assert score.distances[layer] == pytest.approx(expected, rel=1e-3)
+
+
+def test_scores_by_length_have_the_distances_and_the_documents_of_their_windows(loaded):
+    spec = setting([2 * LONGEST, LONGEST, LONGEST], 4)
+    rows = {("nll", "origin", LONGEST): {"scores": [asdict(score) for score in measured(loaded, spec)]}}
+    read = scored_distances(spec, rows, ["origin", "rerope"], [M, LONGEST], 4)["state_distance"]
+    assert read.attrs["documents"] == [0, 0, 1, 2]
+    assert np.isfinite(read.values).sum() == 4 * read.sizes["layer"]
+    assert np.isfinite(read.values[0, 1]).all()
 
 
 def test_one_prompt_of_a_task_has_the_distance_it_has_among_all(loaded):
