@@ -95,6 +95,8 @@ def distance_chart(
     displayed = distance if methods is None else distance.sel({"method": list(methods)})
     displayed = displayed.sel(layer=distance_layers(distance) if layers is None else layers)
     top = max(1.2, 1.08 * float(displayed[["ratio", "high"]].to_array().max()))
+    if by_length and displayed["limit"].notnull().any():
+        top = max(top, 1.08 / float(displayed["limit"].min()))
     for layer in displayed["layer"].values.tolist():
         at, lines, limits = displayed.sel(layer=layer), list[fig.Line](), [fig.Rule(1.0, "", fig.RED)]
         if by_length and np.isfinite(at["limit"]):

@@ -429,7 +429,7 @@ def distance_section(
     text = (
         "On text, states lie closer to the centre of their in-window distribution where attention spreads over more "
         "keys than within M (collapse), or further out (growth): squared Mahalanobis distance, fitted on other texts, "
-        "over the method's own within M. A symptom, and no failure."
+        "over the method's own within M. A symptom, not a failure."
     )
     figures, tables = dict[str, Chart](), list[Table]()
     for distance in distances:
