@@ -129,9 +129,14 @@ def measure(args: argparse.Namespace) -> Any:
 
 
 @torch.no_grad()
-def states(model: Any, method: Method, prompts: Sequence[np.ndarray], trained: int) -> tuple[np.ndarray, np.ndarray]:
-    """States of the last M/4 tokens of prompts of one length (layer, text, token, dim), and their mean loss (text,)."""
-    last, parts, losses = trained // 4, list[np.ndarray](), list[np.ndarray]()
+def states(
+    model: Any, method: Method, prompts: Sequence[np.ndarray], trained: int, last: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """States of the last tokens of prompts of one length (layer, text, token, dim), and their mean loss (text,).
+
+    last: how many; default M/4, at most all but the first.
+    """
+    last, parts, losses = last or trained // 4, list[np.ndarray](), list[np.ndarray]()
     for begin in range(0, len(prompts), BATCH):
         ids, kept = torch.tensor(np.stack(prompts[begin : begin + BATCH]), device=model.device), list[np.ndarray]()
 
@@ -240,13 +245,15 @@ def layers_in(table: Any) -> list[str]:
     return [str(column) for column in table if str(column).startswith("layer")]
 
 
-def scored(by_config: Any, trained: int) -> list[dict[str, Any]]:
+def scored(
+    by_config: Any, trained: int, rules: Sequence[str] = ("A", "B", "law", "arithmetic", "naive cut")
+) -> list[dict[str, Any]]:
     """Rows of scores by rule, over all configs, those with far keys and the others."""
     wide = by_config.pivot(index=["config", "far"], columns="rule", values="length").reset_index()
     rows = []
     for kind, part in (("all", wide), ("far keys", wide[wide.far]), ("no far keys", wide[~wide.far])):
         truth, count = part["measured"].to_numpy(), len(part)
-        for rule in [rule for rule in ("A", "B", "law", "arithmetic", "naive cut") if rule in part]:
+        for rule in [rule for rule in rules if rule in part]:
             length, rng = part[rule].to_numpy(), np.random.default_rng(0)
             ranks = [np.where(values > 0, values, 12 * trained) for values in (length, truth)]
             drawn = rng.integers(0, count, (1000, count))
