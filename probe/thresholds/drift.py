@@ -136,6 +136,9 @@ def find_drift(
           explains, one of them by more than factor * what a random walk with the steps inside the window would reach
         - `chance` (method, layer): that runs alike inside and beyond M would pass factor * the largest level in I so
           often in any layer; NaN where none passes the limit, or not trusted
+        - `effective_dims` (method, layer): how many dims move independently in I: the squared sum of the eigenvalues of
+          the dims' correlation matrix over their sum of squares. Where they are few, false detections are far more
+          common than `chance`
         - `false_positive_rate`: in what share of the other windows it does; NaN where none could be evaluated, which is
           not trusted. `windows` (method, layer): how many those are. `any_false_positive_rate` (method): the share with
           one in any trusted layer
@@ -302,6 +305,7 @@ def _judge(
         "range": width,
         "doubt": doubt,
         "chance": chance if out and not doubt else np.nan,
+        "effective_dims": _effective_dims(x, runs, usable, rule),
         "false_positives": rate,
         "false_positive_rate": _rate(rate),
         "windows": np.isfinite(rate).sum(),
@@ -321,6 +325,17 @@ def _walk(x: np.ndarray, runs: _Runs, usable: np.ndarray, rule: DriftRule, width
     return step * np.abs(runs.begin - runs.begin[usable].mean()) / rule.run
 
 
+def _effective_dims(x: np.ndarray, runs: _Runs, usable: np.ndarray, rule: DriftRule) -> float:
+    """Participation ratio of the eigenvalues of the dims' correlations over the runs `usable`; NaN: none varies."""
+    reference = np.flatnonzero(runs.expand(usable))
+    inner = _without_phases(x, runs.position % rule.period, reference)[reference].astype(np.float64)
+    inner -= inner.mean(0)
+    size = np.sqrt(np.square(inner).sum(0))
+    inner = inner[:, size > 0] / size[size > 0]
+    products = inner @ inner.T if len(inner) < inner.shape[1] else inner.T @ inner
+    return inner.shape[1] ** 2 / np.square(products).sum() if inner.size else np.nan
+
+
 def chance_of(passed: int, beyond: int, inside: int, factor: float) -> float:
     """The most chance that `passed` of the runs `beyond` M exceed `factor` times the largest of those `inside`.
 
@@ -335,7 +350,7 @@ def _unevaluated(x: np.ndarray, runs: _Runs) -> dict[str, Any]:
     """Of a method that is in warm-up throughout: nothing is detected, nothing is known of false detections."""
     none, zeros = np.full(len(runs.begin), np.nan), np.zeros(x.shape[1])
     return {
-        **dict.fromkeys((*_POSITIONS, "limit", "false_positive_rate", "chance"), np.nan),
+        **dict.fromkeys((*_POSITIONS, "limit", "false_positive_rate", "chance", "effective_dims"), np.nan),
         **dict.fromkeys(("share", "centre", "range"), zeros),
         "doubt": WARM_UP,
         "level": none,

@@ -308,6 +308,7 @@ class DriftOnset(InWords):
         `false_positives` of `tried`; any_false_positive_rate: share of the windows with one in any of them; None where
         none could be evaluated.
     chance: the most chance, over all layers, of so clear a drift where nothing breaks; None: none detected.
+    effective_dims: how many dims of that layer move independently inside the window; None: none detected, or not known.
     evaluated: captured positions from M on that are no warm-up, where a layer is trusted, of `beyond` from M to the
         captured length; the last of them before `until`. captured: up to which length.
     reason: why nothing was evaluated; else empty. descriptive: the reference's own, on which ranges are read: it comes
@@ -333,6 +334,7 @@ class DriftOnset(InWords):
     reason: str
     descriptive: bool = False
     chance: float | None = None
+    effective_dims: float | None = None
 
     def __str__(self) -> str:
         """The onset in words."""
@@ -421,6 +423,7 @@ def _drift_onset(at: xr.Dataset) -> DriftOnset:
         tried=int(windows.sum()),
         any_false_positive_rate=any_rate if np.isfinite(any_rate) else None,
         chance=float(at["chance"].values[detected].min()) if detected.size else None,
+        effective_dims=None if row is None else float(at["effective_dims"].values[row]),
         evaluated=evaluated if trusted.any() else 0,
         beyond=length - trained_length,
         until=until,

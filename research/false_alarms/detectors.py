@@ -45,6 +45,7 @@ from research.script import run
 
 MIN_SIZE = 8  # positions between two change points
 INSIDE = slice(M // 4, 3 * M // 4)  # of these positions is the reference of drift, too
+STEPPED = ("white", "AR(0.9)", "2 AR(0.99) factors")
 STEPS = ((2, 1), (2, 10), (16, 1), (16, 4), (16, 10))  # dims, standard deviations
 
 
@@ -77,7 +78,7 @@ def rows() -> list[dict[str, Any]]:
     table = list[dict[str, Any]]()
     for number, (noise, draw) in enumerate(tqdm(draws.items(), desc="noise")):
         values = draw(np.random.default_rng([11, number]), LAYERS)
-        for dims, by in ((0, 0), *STEPS):
+        for dims, by in ((0, 0), *(STEPS if noise in STEPPED else ())):
             stepped = values.copy()
             stepped[:, M:, :dims] += by * values[:, :M, :dims].std(1, keepdims=True)
             table.append({"states": noise, "dims": dims, "by": by, "of": "layers", "units": LAYERS} | detected(stepped))

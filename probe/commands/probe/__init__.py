@@ -34,10 +34,12 @@ class ProbeRequest(ConfigsRequest):
         None,
         "text to take text prompts from, and for NLL: a file, folder or hub dataset",
         unset="the shipped text",
-        only=lambda request: request.texts or request.samples,
+        only=lambda request: request.texts != 0 or request.samples,
         only_text="with --texts or --samples above 0",
     )
-    texts: CountOrZero = option(2, "text prompts to store as well as the repeated word; in stages 0")
+    texts: CountOrZero | None = option(
+        None, "text prompts to store as well as the repeated word", unset="2, or 0 in stages"
+    )
     spec: CaptureSpec = options_in(CaptureSpec, build=CaptureSpec, default=CaptureSpec)
     samples: CountOrZero = option(
         20, "texts, and passkey prompts, at each length; 0 skips this measurement", group="measured failure"

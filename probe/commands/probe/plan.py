@@ -96,7 +96,12 @@ class ProbePlan:
     @property
     def prompts(self) -> list[str]:
         """Names of the prompts."""
-        return [REPEATED, *(f"text-{index}" for index in range(self.request.texts))]
+        return [REPEATED, *(f"text-{index}" for index in range(self.texts))]
+
+    @property
+    def texts(self) -> int:
+        """Text prompts whose hidden states are stored."""
+        return _texts(self.request, self.longest)
 
     @property
     def kept_bytes(self) -> int:
@@ -142,9 +147,7 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
         raise Refused(f"--refine {request.refine} with --samples 0: it measures further lengths")
     if request.text is not None:
         check_there(str(request.text))
-    check_prompts(length, 1 + request.texts, "--length")
-    if longest and request.texts == ProbeRequest.texts:
-        request = replace(request, texts=0)
+    check_prompts(length, 1 + _texts(request, longest), "--length")
     if request.lengths is not None:
         request = replace(request, lengths=tuple(sorted({*request.lengths})))
     if longest:
@@ -153,7 +156,8 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
         lengths = request.lengths
     else:
         lengths = _default_lengths(request, trained_length, length)
-    request, length = _stored_by_default(request, config, trained_length, length, by_default=0 if longest else None)
+    if request.texts is None:
+        request, length = _stored_by_default(request, config, trained_length, length, longest)
     if request.samples:
         if not longest or request.lengths is not None:
             check_lengths(request.lengths or lengths, trained_length)
@@ -187,6 +191,12 @@ def position_lengths(trained: int, longest: int) -> tuple[int, ...]:
     return (*(length for length in range(step, longest, step)), longest)
 
 
+def _texts(request: ProbeRequest, longest: int | None) -> int:
+    """Text prompts whose hidden states are stored; longest: of a run in stages."""
+    by_default = 0 if longest else 2
+    return by_default if request.texts is None else request.texts
+
+
 STORE_BYTES = 2**31
 """The largest store that is written without an option that asks for it."""
 STAGED_BYTES = 2**28
@@ -194,19 +204,19 @@ STAGED_BYTES = 2**28
 
 
 def _stored_by_default(
-    request: ProbeRequest, config: Any, trained_length: int, length: int, *, by_default: int | None = None
+    request: ProbeRequest, config: Any, trained_length: int, length: int, longest: int | None
 ) -> tuple[ProbeRequest, int]:
     """The request, and the tokens that hidden states are stored of, so that a store by default is below `STORE_BYTES`.
 
     Where it would be above, prompts are shorter, then no text is stored, then fewer layers, evenly spaced; stderr says
-    so. As it is where an option says what to keep. by_default: texts that are stored where none says so.
+    so. As it is where an option says what to keep.
     """
     spec, depth = request.spec, config.num_hidden_layers
     chosen = (request.length, spec.layers, spec.positions, spec.dims)
-    if chosen != (None,) * len(chosen) or request.texts not in (type(request).texts, by_default):
+    if chosen != (None,) * len(chosen):
         return request, length
+    by_default, most = _texts(request, longest), STAGED_BYTES if longest else STORE_BYTES
     methods = len(requested_names(request.methods or request.default_methods)) + len(request.configs)
-    most = STORE_BYTES if by_default is None else STAGED_BYTES
 
     def size(tokens: int, texts: int) -> int:
         """Bytes of a layer."""
@@ -216,10 +226,10 @@ def _stored_by_default(
     sizes = [
         (tokens, texts, min(depth, most // size(tokens, texts)))
         for tokens in lengths
-        for texts in dict.fromkeys((request.texts, 0))
+        for texts in dict.fromkeys((by_default, 0))
     ]
     tokens, texts, layers = next((kept for kept in sizes if kept[-1] == depth), sizes[-1])
-    if (tokens, texts, layers) == (length, request.texts, depth):
+    if (tokens, texts, layers) == (length, by_default, depth):
         return request, length
     kept = sorted({int(layer) for layer in np.linspace(0, depth - 1, max(2, layers)).round()})
     spec = spec if len(kept) == depth else replace(spec, layers=tuple((layer, layer + 1) for layer in kept))

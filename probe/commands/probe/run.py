@@ -157,11 +157,9 @@ def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: Sequence[np.ndarr
             "repeat; give a shorter word or a longer pass"
         )
     repeated, _ = repeated_word(tokenizer, plan.request.word, plan.length)
-    windows = score.text_windows(documents, available, plan.request.texts) if plan.request.texts else []
-    if len(windows) < plan.request.texts:
-        raise Refused(
-            f"--texts {plan.request.texts}: the text holds {len(windows)} runs of {available} tokens; ask for fewer"
-        )
+    windows = score.text_windows(documents, available, plan.texts) if plan.texts else []
+    if len(windows) < plan.texts:
+        raise Refused(f"--texts {plan.texts}: the text holds {len(windows)} runs of {available} tokens; ask for fewer")
     tokens = dict(zip(plan.prompts, [repeated, *(first + run.tolist() for run in windows)], strict=True))
     for name, ids in tokens.items():
         check_distinct(ids, f"prompt {name}")

@@ -805,12 +805,17 @@ def _control(rows: MethodRows) -> str:
 def _by_chance(reference: Row) -> str:
     """In how many models without a break the reference's drift would be as clear; empty where none is detected."""
     chance = reference.drift.chance if reference.drift else None
-    if chance is None:
+    if reference.drift is None or chance is None:
         return ""
+    effective, moving = reference.drift.effective_dims, ""
+    if effective is not None:
+        moving = (
+            f"; those of layer {reference.drift.layer} move as about {_number(round(effective), 'independent one')}"
+        )
     share = "fewer than 1 in 10,000" if chance < 1e-4 else f"at most {chance:.2%} of"
     return (
         f"If positions were independent, chance alone would give drift this clear in {share} models, and in far more "
-        "where dims move together."
+        f"where dims move together{moving}."
     )
 
 

@@ -14,6 +14,8 @@ TARGETS = {
     "A100": (GPUTarget("cuda", 80, 32), 163),
     "RTX 4090": (GPUTarget("cuda", 89, 32), 99),
     "H100": (GPUTarget("cuda", 90, 32), 227),
+    "B200": (GPUTarget("cuda", 100, 32), 227),
+    "RTX 5090": (GPUTarget("cuda", 120, 32), 99),
     "MI300": (GPUTarget("hip", "gfx942", 64), 64),
 }
 """And KiB of shared memory that a program may have."""

@@ -57,6 +57,23 @@ def test_nothing_is_called_where_nothing_breaks(seed):
     assert str(call) == f"none up to {LENGTH}"
 
 
+@pytest.mark.parametrize("factors", [1, 4, 40])
+def test_dims_that_follow_few_factors_count_as_few(factors):
+    rng = np.random.default_rng(factors)
+    moves, signs = rng.standard_normal((LENGTH, factors)), rng.choice([-1.0, 1.0], DIMS)
+    of_dims = moves[:, np.arange(DIMS) % factors] * signs  # as many dims of each factor
+    hidden = states("step").isel(layer=[1])
+    result = find_drift(hidden + xr.DataArray(of_dims.astype(np.float32), dims=["position", "dim"]), M)
+    assert float(result["effective_dims"].squeeze()) == pytest.approx(factors, rel=0.2)
+
+
+def test_the_effective_dims_of_an_onset_are_those_of_its_layer():
+    result = find_drift(states("step"), M)
+    (onset,) = drift_onsets(result)
+    assert onset.effective_dims == float(result["effective_dims"].sel(layer=1).squeeze())
+    assert drift_onsets(find_drift(states(), M))[0].effective_dims is None
+
+
 @pytest.mark.parametrize("heavy", [2, 16])
 def test_values_far_out_are_no_break_but_a_shift_among_them_is(heavy):
     """Single runs beyond the limit, in layers that are not evaluated; chance: a break's many runs leave it none."""

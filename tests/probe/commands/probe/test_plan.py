@@ -1,6 +1,7 @@
 """What a plan chooses where no option says it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,11 +12,11 @@ from probe.commands.probe.plan import plan, provenance
 
 def test_a_store_by_default_stays_below_its_bound_and_says_what_it_leaves_out(model, monkeypatch, capsys):
     all_of_it = plan(ProbeRequest(model=model))
-    assert (all_of_it.length, all_of_it.request.texts, len(all_of_it.kept.layers)) == (640, 2, 3)
+    assert (all_of_it.length, all_of_it.texts, len(all_of_it.kept.layers)) == (640, 2, 3)
     assert "store" not in capsys.readouterr().err
     monkeypatch.setattr(module, "STORE_BYTES", all_of_it.kept_bytes - 1)
     shorter = plan(ProbeRequest(model=model))
-    assert (shorter.length, shorter.request.texts, len(shorter.kept.layers)) == (640, 0, 3)
+    assert (shorter.length, shorter.texts, len(shorter.kept.layers)) == (640, 0, 3)
     assert shorter.lengths == all_of_it.lengths
     assert (
         "hidden states are of the repeated word, 640 tokens each, in layers 0-2; --length, --texts"
@@ -40,3 +41,9 @@ def test_a_run_in_stages_reads_its_loss_by_position_every_quarter_of_m_whatever_
     planned = plan(ProbeRequest(methods="origin", lengths=(256, 1024)), 1024)
     assert planned.lengths == tuple(range(64, 1025, 64))
     assert json.loads(provenance(planned)["lengths"]) == [256, 1024]
+
+
+def test_texts_are_stored_as_stated_in_stages_too():
+    request = ProbeRequest(methods="origin")
+    stored = [plan(replace(request, texts=texts), 1024).texts for texts in (None, 2, 0)]
+    assert (stored, plan(request).texts) == ([0, 2, 0], 2)

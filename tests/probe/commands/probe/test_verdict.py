@@ -432,3 +432,13 @@ def test_how_often_chance_alone_drifts_is_said_of_a_detected_drift(planted, chan
     assert ("If positions were independent" in text) == (share is not None)
     expected = f" If positions were independent, chance alone would give drift this clear in {share} models, and in far"
     assert share is None or expected in text
+
+
+@pytest.mark.parametrize(
+    ("effective", "says"), [(None, "together."), (1.8, "together; those of layer 1 move as about 2 independent ones.")]
+)
+def test_how_many_dims_move_independently_is_said_of_a_detected_drift(planted, effective, says):
+    summary = copy.deepcopy(planted)
+    of_reference = summary["drift"]["prompts"][summary["prompt"]]["methods"][0]
+    of_reference |= {"chance": 0.0035, "layer": 1, "effective_dims": effective}
+    assert f"where dims move {says}" in texts_of(summary)["How sure"]
