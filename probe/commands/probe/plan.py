@@ -1,5 +1,6 @@
 """A probe run's plan, checked against the model's config, its stages and their tasks; needs no weights."""
 
+import copy
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence, Sized
@@ -19,7 +20,7 @@ from mesa.decoder import check_layers
 from mesa.errors import Failed, Refused
 from mesa.fingerprints import identity, version
 from mesa.methods import Method
-from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
+from mesa.models import Loaded, bytes_a_number, chosen_dtype, origin, tokenizer_of
 from mesa.settings import requested_names
 from mesa.support import is_rotary, layers_text
 from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes, scores_bytes
@@ -559,11 +560,13 @@ class ProbeWorker(PlanWorker):
         """Loads the model and tries every method; a task gives its journal row, or hidden states by hook.
 
         Capture wraps the model: nothing can be measured after it. Raises Refused for values that the store cannot
-        hold.
+        hold, and hooks that the model lacks.
         """
         loaded = self.source.loaded()
         check_layers(loaded.model)
         self._try_values(loaded.model)
+        if {*self.plan.request.spec.hooks} - {*OF_LAYERS}:
+            self._try_hooks(loaded)
         reader = ScoredStates if max(self.plan.lengths) > self.plan.trained_length else None
         measure, bridge = measure_with(self.evaluation, loaded, memory_bytes, reader), None
 
@@ -590,6 +593,24 @@ class ProbeWorker(PlanWorker):
             for layer in kept.layers if tried else ():
                 values = states[layer + 1][0][:, list(tried["dim"])].float().cpu().numpy()
                 store.check_values(values, np.dtype(request.spec.dtype), f"layer {layer} under {name}")
+
+    def _try_hooks(self, loaded: Loaded) -> None:
+        """Raises Refused where a short pass lacks a hook, or has values there that the store cannot hold.
+
+        TransformerLens changes the modules that it wraps, and the tokenizer: copies, with the same weights.
+        """
+        from mesa.engine.bridge import hooked  # with transformer-lens, which plans do without
+        from probe.capture.capture import capture
+
+        request, ids = self.plan.request, self.tokens[self.plan.prompts[0]][:_TRIED]
+        shared = {id(tensor): tensor for tensor in (*loaded.model.parameters(), *loaded.model.buffers())}
+        with torch.no_grad():
+            tried = hooked(copy.deepcopy(loaded.model, shared), copy.deepcopy(loaded.tokenizer))
+        kept = replace(request.spec, positions=None).resolve(loaded.model.config, len(ids))
+        for name, method in self.plan.methods.items():
+            for hook, rows in capture(tried, ids, method, kept, executor=request.executor).items():
+                for layer, values in zip(kept.layers, rows, strict=True):
+                    store.check_values(values, np.dtype(request.spec.dtype), f"{hook} of layer {layer} under {name}")
 
     def _states(self, bridge: Any, method: str, prompt: str) -> dict[str, np.ndarray]:
         from probe.capture.capture import capture  # with transformer-lens, which plans do without

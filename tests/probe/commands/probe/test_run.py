@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 
+import matrix
 import numpy as np
 import pytest
 import tiny
@@ -125,6 +126,21 @@ def test_values_that_the_store_cannot_hold_are_refused_before_anything_is_measur
     assert main([*command, "--store-dtype", "float16"]) == 2
     error = capsys.readouterr().err
     assert re.search(r"layer 1 under origin has the value .*, beyond float16's range; store it", error)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("family", "hook"), [("phi", "resid_mid"), ("deepseek_v3", "q")])
+def test_hooks_that_the_bridge_lacks_are_refused_before_anything_is_measured(
+    family, hook, tmp_path, capsys, monkeypatch
+):
+    tokenizer = tiny.byte_level()
+    for part in (matrix.build(family, vocab_size=len(tokenizer), max_position_embeddings=160), tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    monkeypatch.setattr("probe.experiment.pool.LocalPool.results", lambda *_: pytest.fail("measured"))
+    command = ["probe", "--model", tmp_path / "model", "--out", tmp_path / "out", "--methods", "origin", "--texts", "0"]
+    assert main([*map(str, command), "--length", "300", "--samples", "2", "--hooks", f"resid_post,{hook}"]) == 2
+    assert f"hook '{hook}' is" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
