@@ -202,8 +202,10 @@ def exported(options: ExportOptions, opened: Any) -> Export:
     from probe.figures.heatmap import CELLS
     from probe.store.reader import hook_values, in_ranges
 
+    if options.kind == "distance" and "layers" in values:  # by length of four layers, whatever is stored
+        values["layers"] = [layer for start, stop in values["layers"] for layer in range(start, stop)]
     for name, axis in (("layers", "layer"), ("dims", "dim")):
-        if name in values:
+        if name in values and options.kind != "distance":
             values[name] = in_ranges(hook_values(opened, values.get("hook")), axis, values[name])[axis].values.tolist()
     if "cells" in values:
         values["cells"] = None if values["cells"] else CELLS

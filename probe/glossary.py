@@ -67,7 +67,7 @@ def explained(text: str) -> Markup:
         if term in met:
             return term
         met.add(term)
-        return f'<abbr title="{escape(TERMS[term])}">{term}</abbr>'
+        return f'<abbr title="{escape(TERMS[term].replace("`", ""))}">{term}</abbr>'
 
     return Markup(re.sub("`(.+?)`", r"<code>\1</code>", _WORD.sub(mark, str(escape(text)))))
 

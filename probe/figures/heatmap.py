@@ -75,7 +75,8 @@ def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataA
         bounds: Half-open (start, stop), in tokens, that do not overlap.
 
     Returns:
-        The captured positions in the bounds, with the number of their bounds as coordinate `region`.
+        The captured positions in the bounds, with a number as coordinate `region`: of their bounds, where these hold
+        no position that was not captured; else of each captured run.
 
     Raises:
         Refused: In one of the bounds no position was captured, it ends behind the last one, or some overlap.
@@ -96,6 +97,7 @@ def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataA
     index = np.concatenate(parts)
     if len(np.unique(index)) < len(index):
         raise Refused(f"regions {', '.join(f'{start}-{stop - 1}' for start, stop in bounds)} overlap; join them")
+    parts = [run for part in parts for run in np.split(part, np.flatnonzero(np.diff(position[part]) > 1) + 1)]
     number = np.repeat(np.arange(len(parts)), [part.size for part in parts])
     at = slice(index[0], index[-1] + 1) if (np.diff(index) == 1).all() else index  # a slice is read in place
     return hidden.isel(position=at).assign_coords(region=("position", number))
@@ -269,18 +271,19 @@ def _cell(values: xr.DataArray, limit: float, trained_length: int, titled: bool)
     method = str(values["method"].item()) if "method" in values.coords else ""
     layer = values["layer"].item()
     hover = [method, f"layer {layer}"]
+    regular = len(np.unique(np.diff(dims))) < 2  # else one row a dim, under its own label
     for name, axis in {"dim": "y", "position": "x"}.items():
-        size, name = block_size(values, name), row_name(values) if name == "dim" else name
-        hover.append(f"{name if size == 1 else f'{size} {name}s from'} %{{{axis}}}")
+        size, at = block_size(values, name), "around" if regular or name == "position" else "from"
+        name = row_name(values) if name == "dim" else name
+        hover.append(f"{name if size == 1 else f'{size} {name}s {at}'} %{{{axis}}}")
     tokens = token_texts(values) if block_size(values, "position") == 1 else ()
     hover += [*(["%{customdata}"] if tokens else []), "value %{z:.4g} " + values.attrs.get("units", "activation")]
-    regular = len(np.unique(np.diff(dims))) < 2  # else one row a dim, under its own label
     top, bottom = (dims[0] - 0.5, _last(values, "dim")[-1] + 0.5) if regular else (-0.5, len(dims) - 0.5)
     return Heatmap(
         method if titled else "",
         values.values,
-        positions,
-        dims if regular else dims.astype(str),
+        _centres(positions, block_size(values, "position")),
+        _centres(dims, block_size(values, "dim")) if regular else dims.astype(str),
         (positions[0] - 0.5, _last(values, "position")[-1] + 0.5, bottom, top),
         -limit,
         limit,
@@ -291,6 +294,11 @@ def _cell(values: xr.DataArray, limit: float, trained_length: int, titled: bool)
         template="<br>".join(map(escaped, hover)),
         m=trained_length,
     )
+
+
+def _centres(first: np.ndarray, size: int) -> np.ndarray:
+    """Where plotly is to centre blocks of a size, of their first labels."""
+    return first if size == 1 else first + (size - 1) / 2
 
 
 def describe(panel: xr.DataArray) -> str:

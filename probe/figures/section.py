@@ -117,7 +117,7 @@ def figures_of(sections: Sequence[Section]) -> dict[str, Drawable]:
 
 def tables_of(sections: Sequence[Section]) -> dict[str, xr.Dataset]:
     """The tables with a name of the sections and their parts, as texts by row, in the order of the page."""
-    tables = (table for section in _with_parts(sections) for table in section.tables if table.name)
+    tables = (table for section in _with_parts(sections) for table in section.tables if table.name and table.rows)
     return {table.name: row_table([dict(zip(table.head, row, strict=True)) for row in table.rows]) for table in tables}
 
 

@@ -403,6 +403,7 @@ def _drift_onset(at: xr.Dataset) -> DriftOnset:
     runs = (at["run"].values >= trained_length) & ~at["warm_up"].values
     evaluated = int(at["captured"].values[runs].sum())
     until = min(length, int(at["run"].values[runs][-1]) + int(at.attrs["run"])) if evaluated else trained_length
+    effective = at["effective_dims"].values
     every_rate, any_rate = at["false_positive_rate"].values, float(at["any_false_positive_rate"])
     rates, windows, began = every_rate[trusted], at["windows"].values[trusted], at["before"].values[detected]
     began = began[np.isfinite(began)]
@@ -423,7 +424,7 @@ def _drift_onset(at: xr.Dataset) -> DriftOnset:
         tried=int(windows.sum()),
         any_false_positive_rate=any_rate if np.isfinite(any_rate) else None,
         chance=float(at["chance"].values[detected].min()) if detected.size else None,
-        effective_dims=None if row is None else float(at["effective_dims"].values[row]),
+        effective_dims=None if row is None or np.isnan(effective[row]) else float(effective[row]),
         evaluated=evaluated if trusted.any() else 0,
         beyond=length - trained_length,
         until=until,

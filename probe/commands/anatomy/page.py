@@ -88,9 +88,12 @@ def head_map(summary: Anatomy, name: str, method: str, length: int) -> Heatmaps 
     if not having(rows, method=method) or (name == "beyond" and length <= summary.trained_length):
         return None
     subsets = _blocks(summary, rows, statistic, method, length)
-    coloured = (
-        [row for row in rows if getattr(row, "span", None) != INSIDE] if length > summary.trained_length else rows
-    )
+    is_inside = length <= summary.trained_length
+    coloured = [
+        row
+        for row in rows
+        if is_inside or row.method == summary.reference or getattr(row, "span", None) != INSIDE  # those drawn
+    ]
     largest = 1.0 if statistic.is_share else max(getattr(row, statistic.column).mean for row in coloured)
     scale = Scale(0.0, _round_above(largest), statistic.digits)
     heads = [str(head) for head in range(1 + max(row.head for subset in subsets.values() for row in subset))]

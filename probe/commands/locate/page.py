@@ -120,7 +120,7 @@ def smallest_chart(summary: Located, length: int, measure: str, methods: Sequenc
     """Share recovered by heads added one by one, in addition to random sets of the same size; a panel a method."""
     rows = having(summary.smallest, length=length, measure=measure)
     panels = [_smallest_panel(row) for name in methods for row in having(rows, method=name) if row.heads]
-    title = f"Heads added one by one, scored on held-out items. {about(summary, length, measure)}"
+    title = f"Heads added one by one, scored on the other half of the items. {about(summary, length, measure)}"
     return _chart(title, panels)
 
 
@@ -434,6 +434,8 @@ def sections(summary: Located) -> list[Section]:
 
 def clearest(summary: Located) -> Section:
     """The clearest loss in sentences, and its map."""
+    if summary.clearest is None and summary.tasks_left:
+        return Section(sentences=[f"Not known yet: {summary.tasks_left} tasks are left to run."])
     if summary.clearest is None:
         return Section(sentences=["No loss is clear at any length and measure, so nothing is located."])
     at = summary.clearest.labels

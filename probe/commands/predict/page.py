@@ -59,7 +59,7 @@ def prediction_chart(prediction: Prediction) -> fig.Chart:
                 seen=f"Failure is predicted at, in tokens: {failing}" if failing else "No method here is covered",
             )
         )
-    title = f"{prediction.model}: loss over lm-infinite by length; lines: predicted"
+    title = f"{prediction.model}: loss over lm-infinite by length; origin: measured; lines of others: predicted"
     if any(methods[name].measured for name in others):
         title += ", markers: measured"
     return fig.Chart(title, fig.same_range(panels))

@@ -263,7 +263,9 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
             f"positions that few training texts reach; a range is at least that of {reference}. A value's distance is "
             "counted from the span of its level and of its in-window trends in ln(position) and in position. A layer "
             f"drifts from the first run of {drift.run} positions beyond M whose mean squared distance, in ranges "
-            f"and over all dims, exceeds {drift.factor} times the largest inside the window. Where a method begins "
+            f"and over all dims, exceeds {drift.factor} times the largest inside the window, and at least "
+            f"{drift.factor}; more such runs than chance explains, one of them further out than a random walk with the "
+            "steps inside the window would come. Where a method begins "
             f"to count positions again, states settle again and are not evaluated for {drift.warm_up} tokens. The "
             "interval is over resampled dims. False detections: the share of pretended windows, shorter than M, at "
             "which the same rule detects drift although the model works there.",
@@ -495,6 +497,12 @@ def distance_export(
         if all(layer not in distance["layer"] for distance in distances):
             check_labels(distances[0], "layer", [layer])
     check_labels(distances[0], "method", methods or ())
+    chosen = [methods or distance["method"].values.tolist() for distance in distances]
+    if all(
+        distance["ratio"].sel({"method": names}).isnull().all()
+        for distance, names in zip(distances, chosen, strict=True)
+    ):
+        raise Refused(f"no distance of {', '.join(chosen[0])} is measured yet; the same `mesa-lens probe` continues")
     section = distance_section(distances, layers, methods)
     drawn = [distance for distance in distances if not layers or _layers_in(distance, layers)]
     numbers = (_chosen(distance, methods, _layers_in(distance, layers) if layers else None) for distance in drawn)

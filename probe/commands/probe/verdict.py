@@ -505,9 +505,8 @@ def what_fails(evidence: Evidence, rows: MethodRows) -> str:
         return f"Cannot tell: {name} is at chance inside M. {level(evidence.level, name)}"
     prompts = counted(evidence)
     if measured.length is None:
-        dips = f"It does fail at {listed(measured.dips)} tokens, but not beyond." if measured.dips else ""
         none = f"No failure{_by(evidence, measured)} {_up_to(evidence, measured)}, for {name} ({prompts})."
-        return _joined(none, dips, _alone(evidence, measured), *_open([reference]))
+        return _joined(none, _dips([reference]), _alone(evidence, measured), *_open([reference]))
     rules = [*_reasons(evidence, measured), _alone(evidence, measured)]
     if measured.high is None or measured.after is None:
         none = f"not at all up to {measured.longest}: {prompts} cannot tell"
@@ -602,7 +601,7 @@ def _unfailing(evidence: Evidence, reference: Row) -> str:
     measured = reference.failure
     by = f"{_by(evidence, measured)} up to {measured.longest} tokens ({counted(evidence)})"
     none = f"{model_name(reference.method)} does not fail{by}."
-    return _joined(none, *_open([reference]))
+    return _joined(none, _dips([reference]), *_open([reference]))
 
 
 def _drift(evidence: Evidence, reference: Row) -> list[str]:
@@ -671,7 +670,7 @@ def _lasting(evidence: Evidence, rows: MethodRows, reference: Row, unsure: bool)
         use = f"any of {names}" if len(rows) > MAX_NAMED else listed([row.method for row in rows], "or")
         none = {1: "it does not fail", 2: "neither fails"}.get(len(rows), "none of them fails")
         texts = [f"Use {use}: {none} {longest} ({prompts}).", _alone(evidence, measured)]
-    texts += _open(rows)
+    texts += [_dips(rows), *_open(rows)]
     nll = rows[0].nll
     if nll is None or nll.difference is None:
         return texts
@@ -731,7 +730,10 @@ def _fails(rows: MethodRows) -> str:
 
 def _up_to(evidence: Evidence, measured: Failure) -> str:
     times = times_of_m(evidence.stated_window, measured.longest)
-    return f"up to {measured.longest} tokens{f' ({times})' if times else ''}, the longest length measured"
+    of_all = "the longest length measured"
+    if measured.longest < max(evidence.measured_lengths, default=0):
+        of_all = "the longest at which it was measured"
+    return f"up to {measured.longest} tokens{f' ({times})' if times else ''}, {of_all}"
 
 
 def _by(evidence: Evidence, measured: Failure) -> str:
@@ -743,6 +745,15 @@ def _left(evidence: Evidence) -> list[str]:
     """What was measured and judges nothing."""
     known = [NLL, *([PASSKEY] if evidence.level and evidence.level.passkeys is not None else [])]
     return [rule for rule in known if rule not in evidence.evaluated_by]
+
+
+def _dips(rows: MethodRows) -> str:
+    """At which lengths methods fail that do not fail at a longer one; empty for none."""
+    if len(rows) == 1:
+        dips = rows[0].failure.dips
+        return f"It does fail at {listed(dips)} tokens, but not beyond." if dips else ""
+    each = [f"{row.method} does fail at {listed(row.failure.dips)} tokens" for row in rows if row.failure.dips]
+    return f"{_capital(listed(each))}, but not beyond." if each else ""
 
 
 def _open(rows: MethodRows) -> list[str]:

@@ -31,6 +31,12 @@ def test_regions_are_half_open_and_numbered():
         panel(np.zeros((1, 1, 10)), range(10), [(5, 11)])
 
 
+def test_a_region_is_split_where_positions_were_not_captured():
+    both = panel(np.zeros((1, 1, 8)), [0, 1, 2, 3, 7, 8, 9, 10], [(1, 9), (9, 11)])
+    assert both["position"].values.tolist() == [1, 2, 3, 7, 8, 9, 10]
+    assert both["region"].values.tolist() == [0, 0, 0, 1, 1, 2, 2]
+
+
 def test_default_regions_lie_around_m_and_at_the_end():
     assert heatmap.default_regions(np.arange(1024), 256) == [(128, 384), (768, 1024)]
     assert heatmap.default_regions(np.arange(400), 256) == [(128, 384), (384, 400)]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from commands import main
 from sklearn.covariance import LedoitWolf
 from synthetic import evaluation, hidden_states, write_run
 from transformers import DynamicCache, LogitsProcessor
@@ -453,6 +454,17 @@ def test_a_run_says_by_length_what_states_do(tmp_path):
         run.distance(layers=[7])
     with pytest.raises(Refused, match="resid_pre"):
         run.distance(hook="resid_pre")
+
+
+def test_layers_and_methods_of_an_export_are_those_of_the_distances(tmp_path, capsys):
+    distances = by_length()
+    distances["state_distance"].values[1, 1:] = np.nan  # of rerope
+    folder = str(write_run(tmp_path / "run", hidden_states(layers=1, dims=8), scores_with(distances)))
+    command = ["export", "distance", folder, "--format", "csv", "--out", str(tmp_path / "out")]
+    assert main([*command, "--layers", "9"]) == 0
+    assert (tmp_path / "out/state-distance-by-length-resid_post.csv").exists()
+    assert main([*command, "--methods", "rerope"]) == 2
+    assert "no distance of rerope is measured yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lengths", [[48, M], [2 * M, 3 * M], []])

@@ -183,6 +183,10 @@ def test_terms_are_explained_once_a_text_and_escaped():
     assert help_of("seed") is None
 
 
+def test_explanations_hold_no_tags():
+    assert "<code>" not in explained("predicted failure").partition('title="')[2].partition('"')[0]
+
+
 def test_the_page_names_the_reference_of_its_tables():
     result = evaluation()
     cells = [replace(cell, difference=PairedDifference("rerope", 0.5, 0.25, 0.75, 20)) for cell in result.cells]

@@ -5,7 +5,7 @@ import json
 import located
 import pytest
 
-from probe.commands.locate.page import clamp_chart, located_findings
+from probe.commands.locate.page import clamp_chart, clearest, located_findings
 from probe.commands.locate.result import LOCATED
 from probe.files import write_result
 from probe.store.result_file import as_json, percent
@@ -141,6 +141,13 @@ def test_the_headline_is_the_clearest_loss_by_nll():
     assert located.typed(summary).clearest.labels == {"method": "mesa", "length": 512, "measure": "nll"}
     unevaluated = [gap | {"significant": False} for gap in summary["loss_gaps"]]
     assert located.typed(summary | {"loss_gaps": unevaluated}).clearest is None
+
+
+def test_an_unfinished_run_finds_nothing_yet():
+    summaries = [located.typed(located.summary() | {"loss_gaps": [], "tasks_left": left}) for left in (3, 0)]
+    unfinished, none = (clearest(summary).sentences[0] for summary in summaries)
+    assert unfinished == "Not known yet: 3 tasks are left to run."
+    assert none.startswith("No loss is clear")
 
 
 def test_shares_with_and_without_intervals():

@@ -127,6 +127,30 @@ def test_where_nothing_fails_there_is_nothing_to_fix(planted):
     )
 
 
+def test_lengths_at_which_a_method_fails_but_not_beyond_are_named_wherever_none_is_seen(planted):
+    summary = without_break(planted)
+    summary["methods"][0]["measured"]["dips"] = [128, 192]
+    texts = texts_of(summary)
+    for heading in ("What fails", "Where inside", "What fixes it"):
+        assert " It does fail at 128 and 192 tokens, but not beyond." in texts[heading]
+
+
+def test_methods_that_are_advised_are_said_to_fail_at_shorter_lengths(planted):
+    summary = copy.deepcopy(planted)
+    fixing = next(row for row in summary["methods"] if row["method"] == "mesa")
+    assert fixing["measured"]["length"] is None
+    fixing["measured"]["dips"] = [128]
+    assert "mesa does fail at 128 tokens, but not beyond." in texts_of(summary)["What fixes it"].replace(
+        "It does", "mesa does"
+    )
+
+
+def test_in_stages_the_longest_length_is_that_of_the_method(planted):
+    summary = without_break(planted) | {"measured_lengths": [64, 320, 640]}
+    said = texts_of(summary)["What fails"]
+    assert "No failure up to 320 tokens (5x M), the longest at which it was measured, for" in said
+
+
 def test_a_failure_that_is_not_ruled_out_is_stated_wherever_none_is_seen(planted):
     summary = without_break(planted)
     summary["methods"][0]["measured"] |= {"after": 64, "low": 128}
