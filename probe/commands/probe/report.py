@@ -497,12 +497,9 @@ def distance_export(
         if all(layer not in distance["layer"] for distance in distances):
             check_labels(distances[0], "layer", [layer])
     check_labels(distances[0], "method", methods or ())
-    chosen = [methods or distance["method"].values.tolist() for distance in distances]
-    if all(
-        distance["ratio"].sel({"method": names}).isnull().all()
-        for distance, names in zip(distances, chosen, strict=True)
-    ):
-        raise Refused(f"no distance of {', '.join(chosen[0])} is measured yet; the same `mesa-lens probe` continues")
+    if not any(_chosen(distance, methods)["ratio"].notnull().any() for distance in distances):
+        of = ", ".join(methods or distances[0]["method"].values.tolist())
+        raise Refused(f"no distance of {of} is measured yet; the same `mesa-lens probe` continues")
     section = distance_section(distances, layers, methods)
     drawn = [distance for distance in distances if not layers or _layers_in(distance, layers)]
     numbers = (_chosen(distance, methods, _layers_in(distance, layers) if layers else None) for distance in drawn)
