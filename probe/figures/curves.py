@@ -44,7 +44,11 @@ def curves_chart(
                 *_truncation(measured),
             ],
             trained,
-            [failure for failure in measured.failures if failure.by_nll == failure.length],
+            [  # here also those that fail by one score at some lengths and by the other at others
+                failure
+                for failure in measured.failures
+                if failure.by_nll == failure.length or failure.by_passkey != failure.length
+            ],
             predicted or {},
         )
     ]

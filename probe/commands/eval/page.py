@@ -288,7 +288,10 @@ def evaluation_numbers(result: Evaluated) -> dict[str, xr.Dataset]:
     numbers = {}
     for task, metric in dict.fromkeys(zip(frame["task"], frame["metric"], strict=True)):
         rows = frame[(frame["task"] == task) & (frame["metric"] == metric)]
-        values = rows.set_index(["method", "length"])[["mean", "low", "high", "n"]].astype(float).to_xarray()
+        less = pd.json_normalize([cell or {} for cell in rows["difference"]]).reindex(columns=["mean", "low", "high"])
+        names = ["difference", "difference_low", "difference_high"]  # to the reference, paired
+        rows = rows.assign(**dict(zip(names, less.to_numpy(float).T, strict=True)))
+        values = rows.set_index(["method", "length"])[["mean", "low", "high", "n", *names]].astype(float).to_xarray()
         labels = {name: list(dict.fromkeys(rows[name])) for name in ("method", "length")}
         numbers[f"{task}-{metric}"] = values.reindex(labels).assign_attrs(task=task)
     for name in needle_maps(result):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import results
 from results import COMMON
 from synthetic import evaluation, hidden_states, write_run
 
@@ -119,3 +120,13 @@ def test_the_depth_is_where_the_answer_stands(monkeypatch):
     prompts = [SimpleNamespace(key_position=position) for position in (0, 96)]
     loaded, setting = SimpleNamespace(model=None, tokenizer=None), SimpleNamespace(batch=2)
     assert [score.depth for score in PASSKEY.measure(loaded, 128, prompts, setting)] == [0.0, 0.75]
+
+
+def test_files_hold_the_differences_that_the_page_shows():
+    shown = results.evaluation()
+    (numbers,) = evaluation_export(shown).numbers.values()
+    cell = next(cell for cell in shown.cells if cell.difference and cell.length == 512)
+    at = numbers.sel({"method": cell.method, "length": 512})
+    ends = [float(at[name]) for name in ("difference", "difference_low", "difference_high")]
+    assert ends == [cell.difference.mean, cell.difference.low, cell.difference.high]
+    assert numbers["difference"].sel({"method": "origin"}).isnull().all()
