@@ -1,6 +1,7 @@
 """Do drift and thresholds give the failure lengths that rule A gives? rule.md; 3 minutes a model on one core.
 
 python research/collapse/rivals.py --model default    # adds to results/rivals.csv and rivals-lengths.csv
+python research/collapse/rivals.py --evaluate         # of all stored models: exact lengths of the configs that fail
 """
 
 from __future__ import annotations
@@ -34,8 +35,14 @@ SAME = 0.02  # nats/token; weights trained again are the stored ones' if no loss
 RULES = ("A", "drift, repeated", "thresholds, repeated", "drift, text", "thresholds, text", "law", "arithmetic")
 
 
+MODELS = ("default", "seed1", "seed2", "gqa", "small", "M-128", "M-512", "base-500000", "wide")
+
+
 def main(args: argparse.Namespace) -> None:
     """Reads every config once a prompt, and scores the onsets with the stored measured lengths."""
+    if args.evaluate:
+        print(of_failing().to_string())
+        return
     name = Path(args.model).name
     stored, by_config = pd.read_csv(RESULTS / f"{name}.csv"), pd.read_csv(RESULTS / f"{name}-lengths.csv")
     loaded = mesa.load(args.model, **load_options(args))
@@ -77,6 +84,18 @@ def main(args: argparse.Namespace) -> None:
     print(scores[scores.configs == "all"].round(3).to_string())
 
 
+def of_failing() -> Any:
+    """By model and rule the exact lengths among the configs that fail, of how many; NaN: not read by that rule."""
+    onsets, table = pd.read_csv(RESULTS / "rivals-lengths.csv"), dict[str, dict[str, float]]()
+    for name in MODELS:
+        lengths = pd.read_csv(RESULTS / f"{name}-lengths.csv")
+        wide = pd.concat([lengths, onsets[onsets.model == name]]).pivot(index="config", columns="rule", values="length")
+        fail = wide[wide.measured > 0]
+        table[name] = {rule: float((fail[rule] == fail.measured).sum()) for rule in RULES if rule in fail}
+        table[name]["fail"] = len(fail)
+    return pd.DataFrame(table).T[["fail", *RULES]]
+
+
 def mean_states(model: Any, methods: Mapping[str, Method], prompts: Sequence[np.ndarray], trained: int) -> xr.DataArray:
     """States (method, layer, position, dim) after every layer, means over the prompts; the first token is left out."""
     last = len(prompts[0]) - 1
@@ -104,4 +123,6 @@ def add(name: str, table: Any, file: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main, make_parser(__doc__, "runs/collapse", "collapse"))
+    top = make_parser(__doc__, "runs/collapse", "collapse")
+    top.add_argument("--evaluate", action="store_true", help="measure nothing")
+    run(main, top)
