@@ -1,0 +1,16 @@
+import psutil
+import pytest
+
+from mesa import device
+
+
+@pytest.mark.parametrize(
+    ("limit", "free"), [("1000", 1000 - 900 + 300), ("100", 0), ("max", None), (str(2**62), None), ("", None)]
+)
+def test_free_memory_ends_at_the_containers_limit(tmp_path, monkeypatch, limit, free):
+    monkeypatch.setattr(device, "_CGROUP", tmp_path)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 5000}))
+    files = {"max": limit, "current": "900", "stat": "anon 500\nactive_file 100\ninactive_file 200\n"}
+    for name, text in files.items() if limit else ():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert device.free_bytes() == (5000 if free is None else free)
