@@ -68,11 +68,11 @@ def check_beside(needed: int, load: Mapping[str, Any], remedy: str) -> None:
         )
 
 
-def check_memory(needed: int, length: int, device: torch.device | str = "cpu") -> None:
-    """MemoryError when `needed` bytes are more than what is free, before any work."""
+def check_memory(needed: int, length: str, device: torch.device | str = "cpu") -> None:
+    """MemoryError when `needed` bytes are more than what is free, before any work. length: as '--length 512'."""
     free = free_bytes(device)
     if needed > free:
         raise MemoryError(
-            f"length={length} needs about {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; "
-            "shorten --length or keep fewer --layers, --dims, --positions"
+            f"{length} needs about {needed / 2**30:z.1f} GiB, {free / 2**30:z.1f} GiB are free; "
+            f"shorten {length.split()[0]} or keep fewer --layers, --dims, --positions"
         )

@@ -100,14 +100,15 @@ def layout_of(
 
 def check_fits(plan: ProbePlan) -> None:
     """MemoryError where captured values or a pass cannot fit; a device map places the model itself."""
-    options = plan.request.load
+    options, captured = plan.request.load, f"--length {plan.length}"
+    needed, longest = plan.largest_pass
     device = options.get("device") or "cpu"
     if options.get("device_map") or not str(device).startswith("cpu"):
-        check_memory(plan.host_bytes, plan.length)
+        check_memory(plan.host_bytes, captured)
         if not options.get("device_map"):
-            check_memory(plan.pass_bytes, plan.length, device)
+            check_memory(needed, longest, device)
     else:
-        check_memory(plan.pass_bytes + plan.host_bytes, plan.length)
+        check_memory(needed + plan.host_bytes, longest if needed > plan.host_bytes else captured)
 
 
 def prepare(plan: ProbePlan) -> tuple[tuple[np.ndarray, ...], dict[str, list[int]], TextSource]:
