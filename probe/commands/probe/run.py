@@ -363,7 +363,8 @@ def longest_that_fits(plan: ProbePlan, speed: Speed, minutes: float, spent: floa
         prompt_bytes(plan.config, length, number) + scores_bytes(plan.config, length, request.executor)
         for length in lengths
     )
-    lengths = [length for length, needs in zip(lengths, needs, strict=True) if needs < free] or lengths[:1]
+    if not request.load.get("device_map"):  # which has other devices too
+        lengths = [length for length, needs in zip(lengths, needs, strict=True) if needs < free] or lengths[:1]
     needed = {length: _nominal(plan, length, documents, speed) for length in lengths}
     fitting = [
         length
