@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,10 +21,27 @@ def is_accelerator(device: torch.device | str) -> bool:
 
 
 def free_bytes(device: torch.device | str = "cpu") -> int:
-    """Free memory of an accelerator, or of the machine."""
+    """Free memory of an accelerator, with what torch holds unused, or of the machine, up to a container's limit."""
     if is_accelerator(device):
-        return torch.accelerator.get_memory_info(torch.device(device))[0]
-    return psutil.virtual_memory().available
+        place = torch.device(device)
+        unused = torch.accelerator.memory_reserved(place) - torch.accelerator.memory_allocated(place)
+        return torch.accelerator.get_memory_info(place)[0] + unused
+    available, left = psutil.virtual_memory().available, _left_in_container(_CGROUP)
+    return available if left is None else min(available, left)
+
+
+_CGROUP = Path("/sys/fs/cgroup")
+"""Where a container has its limits (cgroup v2)."""
+
+
+def _left_in_container(folder: Path) -> int | None:
+    """What a container may still take, the cache of files included, which the kernel drops; None: it has no limit."""
+    try:
+        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + sum(int(counts.get(name, 0)) for name in ("active_file", "inactive_file")))
+    except (OSError, ValueError):  # not there, or "max"
+        return None
 
 
 def now(device: torch.device | str) -> float:

@@ -17,8 +17,6 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-import psutil
-
 from mesa.errors import Failed, Refused, install_command
 from mesa.progress import Bar
 from probe.experiment import pool as threads
@@ -153,8 +151,10 @@ class RayPool:
     """
 
     def __init__(self, ray: Any, worker: Worker, takes: Resources, count: int, extra: int, *, verbose: bool) -> None:
+        from mesa.device import free_bytes  # with torch, which clusters and plans do without
+
         self.ray, self.takes, self.verbose = ray, takes._replace(memory=takes.memory + extra), verbose
-        self.max_ahead, self.ahead_bytes = _AHEAD * count, psutil.virtual_memory().available // _AHEAD_SHARE
+        self.max_ahead, self.ahead_bytes = _AHEAD * count, free_bytes() // _AHEAD_SHARE
         self._arguments = ray.put(worker), extra, int(takes.cpus), os.getcwd()
         self.actors: dict[int, Any] = {}
         self._calls: dict[Any, tuple[int, Task | None]] = {}  # of which worker, at what; None: it loads the model

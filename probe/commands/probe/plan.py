@@ -111,13 +111,21 @@ class ProbePlan:
         return numbers * np.dtype(self.request.spec.dtype).itemsize
 
     @property
-    def pass_bytes(self) -> int:
-        """Estimate of the memory of the largest pass, captured or measured, besides the weights; where the model is."""
-        number = bytes_a_number(self.config, self.request.load)
-        captured = peak_bytes(self.config, self.length, number, 0)
+    def largest_pass(self) -> tuple[int, str]:
+        """Estimate of the memory of the largest pass, captured or measured, besides the weights; and its length.
+
+        That is with the option which sets it, as '--length 512'.
+        """
+        config, number = self.config, bytes_a_number(self.config, self.request.load)
         longest = max(self.lengths) if self.request.samples else 0
-        scores = scores_bytes(self.config, max(self.length, longest), self.request.executor)
-        return max(captured, prompt_bytes(self.config, longest, number)) + scores
+        captured, measured = peak_bytes(config, self.length, number, 0), prompt_bytes(config, longest, number)
+        scores = [scores_bytes(config, length, self.request.executor) for length in (self.length, longest)]
+        return max((captured + scores[0], f"--length {self.length}"), (measured + scores[1], f"--lengths {longest}"))
+
+    @property
+    def pass_bytes(self) -> int:
+        """The memory of the `largest_pass`."""
+        return self.largest_pass[0]
 
     @property
     def host_bytes(self) -> int:
