@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import matrix
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -111,6 +112,7 @@ def test_a_folder_without_a_part_says_which(model, tmp_path, files, message):
         ({"rope_theta": 0}, "rope_theta is 0, no finite number above 0"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": float("nan")}}, "rope_theta is nan"),
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
+        ({"num_local_experts": -1}, "num_local_experts is -1, not within 0 to 65536"),
         (None, "holds no keys and values"),
     ],
     ids=str,
@@ -150,6 +152,15 @@ def test_experts_run_in_float64(model, tmp_path):
     )
     loaded = load(tmp_path / "model", dtype="float64").model
     assert loaded(torch.arange(5)[None]).logits.dtype == torch.float64
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dense_model_of_a_family_with_experts_states_none(model, tmp_path):
+    """As Granite-4's dense checkpoints do."""
+    shutil.copytree(model, tmp_path / "model")
+    sizes = {"vocab_size": config_of(str(model)).vocab_size, "num_local_experts": 0, "num_experts_per_tok": 0}
+    matrix.build("granitemoehybrid", **sizes).save_pretrained(tmp_path / "model")
+    assert load(tmp_path / "model").model.model.layers[0].block_sparse_moe is None
 
 
 def test_states_that_are_no_numbers_end_the_run_with_the_layer_s_name(model, tmp_path, capsys):
