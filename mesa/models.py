@@ -136,16 +136,20 @@ def load(
     return Loaded(model.eval(), tokenizer, name, commit["model_revision"], commit.get("quantization"))
 
 
-def _place(name: str, revision: str | None, trust_remote_code: bool | None) -> tuple[Place, dict[str, Any]]:
-    """As `place_with_options`; of a GGUF file the folder that it was converted to, which is done where it was not."""
+def _place(
+    name: str, revision: str | None, trust_remote_code: bool | None, convert: bool = True
+) -> tuple[Place, dict[str, Any]]:
+    """As `place_with_options`; of a GGUF file the folder that it was converted to, which `convert` does if missing."""
     place, options = place_with_options(name, revision, trust_remote_code)
     if not place.file:
         return place, options
     known = f"{fingerprint_of_file(place.file)} {version} {metadata.version('gguf')}".encode()
     folder = cache_folder() / "converted" / f"{place.file.stem}-{hashlib.sha256(known).hexdigest()[:16]}"
-    options.pop("gguf_file")
     if not folder.is_dir():
+        if not convert:
+            return place, options
         _keep_converted(place, folder)
+    options.pop("gguf_file")
     return replace(place, where=str(folder)), options
 
 
@@ -278,10 +282,16 @@ def bytes_a_number(config: Any, options: Mapping[str, Any]) -> int:
     return DTYPES.get(chosen_dtype(config, options), torch.float32).itemsize
 
 
-def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
-    """The Hugging Face config of a model, without its weights; errors as for `load`."""
-    place, options = _place(name, revision, trust_remote_code)
-    with _loading(name, place):
+def config_of(
+    name: str, *, revision: str | None = None, trust_remote_code: bool | None = None, convert: bool = True
+) -> Any:
+    """The Hugging Face config of a model, without its weights; errors as for `load`.
+
+    convert: whether a GGUF file that was not converted is, as by `load`; else its header is read, token by token.
+    """
+    place, options = _place(name, revision, trust_remote_code, convert)
+    unconverted = place.file if "gguf_file" in options else None
+    with _loading(name, place), reading(unconverted) if unconverted else contextlib.nullcontext():
         return _config(place, options)[0]
 
 
