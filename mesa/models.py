@@ -48,6 +48,8 @@ _PARTS = {
 """By part of a model: the files that hold it, of which a folder has one, and what to do where it has none."""
 _BUFFERS = ("rotary_emb.inv_freq", "masked_bias", "attention.bias")
 """Ends of names that older checkpoints hold and that models compute themselves."""
+_IMAGES = ("vision_model.", "multi_modal_projector.")
+"""Starts of names of weights that bring images to a text model."""
 _LONGEST_REASON = 300  # characters
 _NAMED = 3
 """How many weights a message names."""
@@ -134,16 +136,20 @@ def load(
     return Loaded(model.eval(), tokenizer, name, commit["model_revision"], commit.get("quantization"))
 
 
-def _place(name: str, revision: str | None, trust_remote_code: bool | None) -> tuple[Place, dict[str, Any]]:
-    """As `place_with_options`; of a GGUF file the folder that it was converted to, which is done where it was not."""
+def _place(
+    name: str, revision: str | None, trust_remote_code: bool | None, convert: bool = True
+) -> tuple[Place, dict[str, Any]]:
+    """As `place_with_options`; of a GGUF file the folder that it was converted to, which `convert` does if missing."""
     place, options = place_with_options(name, revision, trust_remote_code)
     if not place.file:
         return place, options
     known = f"{fingerprint_of_file(place.file)} {version} {metadata.version('gguf')}".encode()
     folder = cache_folder() / "converted" / f"{place.file.stem}-{hashlib.sha256(known).hexdigest()[:16]}"
-    options.pop("gguf_file")
     if not folder.is_dir():
+        if not convert:
+            return place, options
         _keep_converted(place, folder)
+    options.pop("gguf_file")
     return replace(place, where=str(folder)), options
 
 
@@ -212,7 +218,7 @@ def model_class() -> Any:
 
 def _check_keys(name: str, info: Mapping[str, Any]) -> None:
     """Refused for weights that transformers initialised at random or did not use; info: its loading info."""
-    unexpected = [key for key in info["unexpected_keys"] if not key.endswith(_BUFFERS)]
+    unexpected = [key for key in info["unexpected_keys"] if not (key.endswith(_BUFFERS) or key.startswith(_IMAGES))]
     shapes = {key: f"{key} {tuple(stored)}, not {tuple(model)}" for key, stored, model in info["mismatched_keys"]}
     for keys, problem in (
         (shapes.values(), "has {} of another shape than its config.json says"),
@@ -276,15 +282,24 @@ def bytes_a_number(config: Any, options: Mapping[str, Any]) -> int:
     return DTYPES.get(chosen_dtype(config, options), torch.float32).itemsize
 
 
-def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
-    """The Hugging Face config of a model, without its weights; errors as for `load`."""
-    place, options = _place(name, revision, trust_remote_code)
-    with _loading(name, place):
+def config_of(
+    name: str, *, revision: str | None = None, trust_remote_code: bool | None = None, convert: bool = True
+) -> Any:
+    """The Hugging Face config of a model, without its weights; errors as for `load`.
+
+    convert: whether a GGUF file that was not converted is, as by `load`; else its header is read, token by token.
+    """
+    place, options = _place(name, revision, trust_remote_code, convert)
+    unconverted = place.file if "gguf_file" in options else None
+    with _loading(name, place), reading(unconverted) if unconverted else contextlib.nullcontext():
         return _config(place, options)[0]
 
 
 def _config(place: Place, options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """The config, and what its file states; Refused as by `check_stated`. A GGUF file's header was checked before."""
+    """The config, and what its file states; Refused as by `check_stated`. A GGUF file's header was checked before.
+
+    Of models with images of which AutoModelForCausalLM takes the text model, that one's (Llama-4, Qwen3.5).
+    """
     if place.header:
         stated: Any = place.header.metadata
     else:
@@ -302,6 +317,12 @@ def _config(place: Place, options: Mapping[str, Any]) -> tuple[Any, Mapping[str,
             raise ValueError("it needs trust_remote_code")  # as transformers says it of a type that it does not know
         used: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         _warn_own_code(place.where, own, used.__name__)
+    kind = config.sub_configs.get("text_config")
+    if kind and getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "config_class", None) is kind:
+        both, config = config, config.get_text_config()
+        stated = stated if place.header else stated.get("text_config") or {}
+        for name in ("_commit_hash", "_name_or_path", "dtype"):
+            setattr(config, name, getattr(config, name, None) or getattr(both, name, None))
     note_stated(config, stated)
     return config, stated
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -56,6 +56,7 @@ class ServedModel(ModelOptions):
     """A model by its config: none of its weights are loaded, so no option says how."""
 
     load: Mapping[str, Any] = options_in(SourceOptions, build=dict, default=dict)
+    converts: ClassVar[bool] = False
 
 
 HELP = "print what serves a method: config.json, vLLM, SGLang, llama.cpp"
@@ -114,7 +115,8 @@ def run(options: ServeOptions, request: ServedModel, printing: JsonOptions) -> i
     check_method(config, method)
     check_acts(config, method)
     place = place_with_options(request.model, **request.source)[0]
-    served = serving(method, config, options.length, request.model, place.where, request.source)
+    where = str(place.file or place.where)
+    served = serving(method, config, options.length, request.model, where, request.source)
     print(json.dumps(asdict(served), indent=1) if printing.json else served)
     return 0
 
@@ -134,7 +136,7 @@ def serving(
         config: The model's config, as transformers reads it.
         length: Tokens of the longest text.
         model: Its name.
-        where: Its folder or hub id, for the servers' commands; default `model`.
+        where: Its folder, file or hub id, for the servers' commands; default `model`.
         source: `revision` and `trust_remote_code` of `mesa.load`, where they are set.
 
     Raises:

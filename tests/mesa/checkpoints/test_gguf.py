@@ -1,5 +1,6 @@
 """GGUF files load as the model that was quantized, or are refused in one line."""
 
+import json
 import shutil
 import sys
 import time
@@ -17,6 +18,7 @@ from transformers.utils import logging
 from mesa.checkpoints.gguf_file import quantization_of
 from mesa.checkpoints.place import CACHE
 from mesa.models import config_of, load, origin, tokenizer_of
+from mesa.support import trained_length
 from mesa_lens.cli import main
 from probe.commands.eval.page import EVALUATED
 from probe.files import read_result
@@ -60,6 +62,22 @@ def test_logits_are_those_of_the_dequantized_weights(paths, cache, capfd):
             weight = layer.self_attn.q_proj.weight
             weight.copy_(tiny_gguf.permuted(weight.clone(), 4))
     assert (logits(loaded) - logits(plain)).abs().max() > 0.01
+
+
+def test_config_names_the_file_and_converts_nothing(paths, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    assert main(["config", "yarn", "--model", str(paths[0]), "--length", "600", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert not [*tmp_path.iterdir()]
+    served = json.loads(captured.out)
+    assert f"vllm serve {paths[0]} " in served["commands"]["vLLM"]
+    ours, kept = config_of(str(paths[0]), convert=False), config_of(str(paths[0]))
+    assert served["trained_length"] == trained_length(ours) == trained_length(kept)
+    same = ("model_type", "rope_parameters", "hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+    assert [getattr(ours, name) for name in same] == [getattr(kept, name) for name in same]
+    assert main(["config", "yarn", "--model", str(paths[0]), "--length", "600", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == served
 
 
 def test_a_file_is_converted_once_and_another_one_of_its_name_again(paths, cache, tmp_path, monkeypatch, capfd):

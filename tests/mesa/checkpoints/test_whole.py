@@ -4,14 +4,22 @@ import json
 import shutil
 from pathlib import Path
 
+import matrix
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from mesa.errors import Refused
 from mesa.fingerprints import identity
 from mesa.models import chosen_dtype, config_of, load
+from mesa.support import check_config, trained_length
 from mesa_lens.cli import main
 
 QUERY = "model.layers.1.self_attn.q_proj.weight"
@@ -111,6 +119,7 @@ def test_a_folder_without_a_part_says_which(model, tmp_path, files, message):
         ({"rope_theta": 0}, "rope_theta is 0, no finite number above 0"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": float("nan")}}, "rope_theta is nan"),
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
+        ({"num_local_experts": -1}, "num_local_experts is -1, not within 0 to 65536"),
         (None, "holds no keys and values"),
     ],
     ids=str,
@@ -150,6 +159,51 @@ def test_experts_run_in_float64(model, tmp_path):
     )
     loaded = load(tmp_path / "model", dtype="float64").model
     assert loaded(torch.arange(5)[None]).logits.dtype == torch.float64
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dense_model_of_a_family_with_experts_states_none(model, tmp_path):
+    """As Granite-4's dense checkpoints do."""
+    shutil.copytree(model, tmp_path / "model")
+    sizes = {"vocab_size": config_of(str(model)).vocab_size, "num_local_experts": 0, "num_experts_per_tok": 0}
+    matrix.build("granitemoehybrid", **sizes).save_pretrained(tmp_path / "model")
+    assert load(tmp_path / "model").model.model.layers[0].block_sparse_moe is None
+
+
+VISION = {
+    "llama4": {
+        "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        **dict.fromkeys(("hidden_size", "vision_output_dim", "projector_input_dim", "projector_output_dim"), 32),
+    },
+    "qwen3_5": {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64},
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("family", "trained"), [("llama4", 16), ("qwen3_5", 64)])
+def test_of_a_model_with_images_the_text_model_is_taken(family, trained, model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "model")
+    text = matrix.build(family, vocab_size=config_of(str(model)).vocab_size).config.to_dict()
+    config = AutoConfig.for_model(family, text_config=text, vision_config=VISION[family])
+    both = AutoModelForImageTextToText.from_config(config).eval()
+    both.save_pretrained(folder)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        text_logits = (both.language_model if family == "llama4" else both)(ids).logits
+        assert torch.equal(load(folder).model(ids).logits, text_logits)
+    for config in (config_of(str(folder)), load(folder).model.config):
+        check_config(config)
+        assert (config.model_type, config._name_or_path) == (f"{family}_text", str(folder))
+        assert trained_length(config) == trained
+    stored = json.loads((folder / "config.json").read_text())
+    for key in ("num_hidden_layers", "max_position_embeddings", "attention_chunk_size"):
+        stored["text_config"].pop(key, None)
+    stored["text_config"] |= {"num_hidden_layers": 1, "layer_types": ["full_attention"], "no_rope_layers": [1]}
+    (folder / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(Refused, match="states no trained length"):
+        trained_length(config_of(str(folder)))
+    with pytest.raises(Refused, match=r"its config\.json and weights do not fit"):
+        load(folder)
 
 
 def test_states_that_are_no_numbers_end_the_run_with_the_layer_s_name(model, tmp_path, capsys):
