@@ -297,7 +297,8 @@ _MADE = {
     "others: trained and scored at M (in), trained at M and scored at this length (transfer), trained and scored at "
     "this length (refit). The tokens are the same at every length; only what stands before them differs.",
     "Moved, lost": "moved = refit - transfer: what is in the states in another form. lost = in - refit: what no "
-    "linear probe finds that is trained on as many texts. Intervals are 95%, over resampled test texts, paired.",
+    "linear probe finds that is trained on as many texts. In both, a score below chance or 0 counts as the larger of "
+    "these. Intervals are 95%, over resampled test texts, paired.",
     "Control": "The same probe on labels drawn at random for each token type (Hewitt and Liang 2019); for each text "
     "where labels are at few token types (below 20 by entropy), and chance is then the most frequent label of each "
     "type. Nothing is claimed where the probe at M is not clearly above its control and chance, where the model's own "

@@ -614,7 +614,7 @@ class TextScores:
     """A probe's score on held-out texts: the sums that it is computed of, one row a text, so that texts are resampled.
 
     kind: `classes` (accuracy) or `numbers` (R2, the share of the variance that is explained). texts: their names.
-    together: whether the labels of a text are right or wrong together.
+    together: whether the labels of a text are right or wrong together. least: no score is below this one, nor below 0.
     """
 
     kind: str
@@ -625,6 +625,7 @@ class TextScores:
     Labels in these sums are less one number, the same for all texts: that of a large mean leaves no digits.
     """
     together: bool = False
+    least: "TextScores | None" = None
 
     @property
     def value(self) -> float:
@@ -636,6 +637,10 @@ class TextScores:
         return self._values(weights)
 
     def _values(self, weights: np.ndarray) -> np.ndarray:
+        values = self._unbounded(weights)
+        return values if self.least is None else np.maximum(values, np.maximum(self.least._values(weights), 0))
+
+    def _unbounded(self, weights: np.ndarray) -> np.ndarray:
         sums = weights @ self.sums
         if self.kind == "classes":
             return sums[:, 0] / sums[:, 1]

@@ -70,7 +70,7 @@ class ProbeRead:
     selectivity: Interval
     """inside - control."""
     moved: Interval
-    """refit - transfer."""
+    """refit - transfer; in a difference of scores each counts as `chance` or 0 at least."""
     lost: Interval
     """inside - refit."""
     returned: Interval

@@ -528,6 +528,13 @@ class _Summary:
             is_read = is_read and interval(inside).low > 0
         is_reference = key.method == self.plan.reference
         back = here["by_reference"], of_reference["by_reference"]
+        chance = there["chance"]  # what reads less than it, or than 0, reads nothing, however much less
+
+        def floored(scores: TextScores | None) -> TextScores:
+            return replace(scores or inside, least=chance)
+
+        moved, lost = (floored(refit), floored(transfer)), (floored(inside), floored(refit))
+        returned = floored(back[0]), floored(back[1])
         return ProbeRead(
             probe=key.name,
             method=key.method,
@@ -536,7 +543,7 @@ class _Summary:
             n=len(inside.texts),
             tokens=int(inside.sums[:, 1].sum()),
             strength=self.rows[key]["strength"],
-            chance=there["chance"].value,
+            chance=chance.value,
             inside=interval(inside),
             transfer=interval(transfer or inside),
             refit=interval(refit or inside),
@@ -544,14 +551,15 @@ class _Summary:
             control=interval(there["control"]),
             control_refit=interval(here["control"]),
             selectivity=interval(inside, there["control"]),
-            moved=interval(refit, transfer) if refit and transfer else _NONE,
-            lost=interval(inside, refit) if refit else _NONE,
-            returned=_NONE if is_reference else interval(*back),
+            moved=interval(*moved) if beyond else _NONE,
+            lost=interval(*lost) if beyond else _NONE,
+            returned=_NONE if is_reference else interval(*returned),
             is_read=is_read,
-            is_moved=bool(refit and transfer and is_read and draws.is_clear(refit, transfer, tests)
-                          and draws.is_clear(refit, here["control"], tests)),
-            is_lost=bool(refit and is_read and draws.is_clear(inside, refit, tests)),
-            is_returned=bool(beyond and not is_reference and is_read and draws.is_clear(*back, tests)),
+            is_moved=bool(refit and is_read and draws.is_clear(*moved, tests)
+                          and all(draws.is_clear(refit, each, tests) for each in (here["control"], floored(chance)))),
+            is_lost=bool(beyond and is_read and draws.is_clear(*lost, tests)),
+            is_returned=bool(beyond and not is_reference and is_read and draws.is_clear(*returned, tests)
+                             and draws.is_clear(back[0], floored(chance), tests)),
         )  # fmt: skip
 
     def _answers(self, key: ReadoutKey) -> AnswerRead | None:

@@ -107,8 +107,9 @@ def test_scores_are_those_of_scikit_learn_on_the_states_that_are_kept(folder, wh
     assert rows[LENGTH].inside == rows[M].inside
     assert rows[LENGTH].transfer.mean == pytest.approx(fitted(M).score(*at[LENGTH]))
     assert rows[LENGTH].refit.mean == pytest.approx(fitted(LENGTH).score(*at[LENGTH]))
-    assert rows[LENGTH].lost.mean == pytest.approx(rows[LENGTH].inside.mean - rows[LENGTH].refit.mean)
-    assert rows[LENGTH].moved.mean == pytest.approx(rows[LENGTH].refit.mean - rows[LENGTH].transfer.mean)
+    here = rows[LENGTH]
+    inside, transfer, refit = (max(x.mean, here.chance) for x in (here.inside, here.transfer, here.refit))
+    assert [here.lost.mean, here.moved.mean] == pytest.approx([inside - refit, refit - transfer])
 
 
 def test_the_last_tokens_are_the_same_at_every_length_and_no_text_is_in_both_halves(folder):
@@ -339,6 +340,54 @@ def test_numbers_are_read_where_r2_is_above_0(error, is_read):
     summary = _Summary(plan, {key: {"strength": 1.0, "sums": {name: sums(each) for name, each in scores.items()}}})
     summary.__dict__["_is_trained"] = True
     assert summary._probe(key).is_read is is_read
+
+
+def _read_beyond(kind, **scores):
+    """A row beyond M under rerope, of scores that are the same in 8 texts of 100 labels."""
+
+    def sums(score):
+        return [[score * 100, 100.0] if kind == "classes" else [100 * (1 - score), 100.0, 0.0, 100.0]] * 8
+
+    labels = Labels(kind, np.zeros((16, 1)), np.ones((16, 1), bool))
+    plan = SimpleNamespace(
+        training=8, layers=[0], lengths=[M, LENGTH], methods={"origin": None, "rerope": None}, trained_length=M,
+        reference="origin", labels={"x": labels}, request=SimpleNamespace(seed=0),
+    )  # fmt: skip
+    at_trained = {name: sums(scores[name]) for name in ("inside", "chance")} | {"control": sums(scores["chance"])}
+    beyond = {name: sums(scores[name]) for name in ("transfer", "refit", "control")}
+    rows = {
+        ReadoutKey("probe", method, length, 0, "x"): {
+            "strength": 1.0,
+            "sums": (at_trained if length == M else beyond)
+            | {"by_reference": sums(scores["transfer"] - 9 * (method == "origin"))},
+        }
+        for method in plan.methods
+        for length in plan.lengths
+    }
+    summary = _Summary(plan, rows)
+    summary.__dict__["_is_trained"] = True
+    return summary._probe(ReadoutKey("probe", "rerope", LENGTH, 0, "x"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "chance", "inside", "transfer", "refit", "control"),
+    [("numbers", -0.1, 0.6, -8.0, -0.2, -19.0), ("classes", 0.93, 0.98, 0.5, 0.9, 0.8)],
+)
+def test_what_a_new_probe_does_not_read_has_not_moved(kind, chance, inside, transfer, refit, control):
+    row = _read_beyond(kind, chance=chance, inside=inside, transfer=transfer, refit=refit, control=control)
+    assert (row.is_read, row.is_lost, row.is_moved, row.is_returned) == (True, True, False, False)
+    assert [row.transfer.mean, row.refit.mean] == pytest.approx([transfer, refit])
+    assert [row.lost.mean, row.lost.high] == pytest.approx([inside - max(chance, 0)] * 2)
+    assert [row.moved.mean, row.moved.high, row.returned.mean] == pytest.approx([0, 0, 0])
+
+
+def test_a_probe_that_reads_less_than_nothing_loses_no_more_than_nothing():
+    row = _read_beyond("numbers", chance=-0.1, inside=0.6, transfer=-8.0, refit=0.4, control=0.0)
+    assert (row.is_lost, row.is_moved) == (True, True)
+    assert [row.lost.mean, row.moved.mean] == pytest.approx([0.2, 0.4])
+    row = _read_beyond("classes", chance=0.2, inside=0.9, transfer=0.4, refit=0.7, control=0.3)
+    assert [row.lost.mean, row.moved.mean] == pytest.approx([0.2, 0.3])
+    assert row.is_moved
 
 
 def test_passkeys_that_are_not_said_are_counted_apart():
