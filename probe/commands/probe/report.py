@@ -297,7 +297,7 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
         f"{TOP} threshold dims (each dim at its best layer only), leaving out those where the method is beyond the "
         "limit already inside the window; “none up to” when not more than half of them cross. The dims are chosen on "
         f"{reference}: its own crossing is a description. With fewer than {MIN_EVALUATED_DIMS} dims there is no "
-        "threshold onset. Neither predicts failure (docs/findings.md); what does is `mesa-lens predict`.",
+        "threshold onset. Neither is a failure length (docs/findings.md); `mesa-lens predict` computes one.",
     )
     yield (
         "Tail NLL, passkey accuracy",
