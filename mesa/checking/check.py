@@ -416,7 +416,7 @@ def check(
 ) -> Report:
     """Whether methods are computed correctly on a model.
 
-    Model and tokenizer are left as they were.
+    Model and tokenizer are left unchanged.
 
     Args:
         model: A Hugging Face model in evaluation mode.
