@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock
 from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -200,7 +201,13 @@ def convert_gguf(file: Path, folder: Path) -> None:
     _check_keys(name, info)
     tokenizer.init_kwargs["local_files_only"] = False  # else HF_HUB_OFFLINE would change the files
     with quiet():
-        as_plain(model).save_pretrained(folder)
+        try:
+            as_plain(model).save_pretrained(folder)
+        except SafetensorError as error:
+            reason = f"cannot write the weights to {folder} ({in_short(error)})"
+            raise OSError(
+                f"{reason}; free some space, or choose another cache (--cache of fetch, or ${CACHE})"
+            ) from error
         tokenizer.save_pretrained(folder)
 
 

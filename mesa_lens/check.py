@@ -138,6 +138,7 @@ def _estimate(request: CheckRequest, printing: JsonOptions, cpu: ThreadOptions) 
 def _measured(request: CheckRequest, config: Any, longest: int, windows: Any) -> WindowEstimate:
     import numpy as np
 
+    from mesa.device import not_finite
     from mesa.models import load
     from mesa.progress import Bar
     from probe.eval_tasks.retrieval import first_ids
@@ -157,7 +158,7 @@ def _measured(request: CheckRequest, config: Any, longest: int, windows: Any) ->
                 values.append(float(nll(loaded.model, ids, _TAIL, reduction="mean")))
                 bar.update()
             if not np.isfinite(values).all():
-                raise Refused(f"the NLL at {length} tokens is not a number; run the model with --dtype float32")
+                raise not_finite(loaded.model, f"losses at {length} tokens")
             return np.array(values)
 
         return estimate_window(measure, longest, math.log(config.vocab_size) - CHANCE_NATS)

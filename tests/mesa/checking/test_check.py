@@ -144,12 +144,15 @@ def test_other_dtypes_pass_and_find_mistakes(dtype, tokenizer):
     assert f"{dtype}".removeprefix("torch.") in report.rows[0].detail
 
 
-def test_the_model_is_left_as_it_was(tokenizer):
-    model, visible = tiny.model(), []
+def test_model_and_tokenizer_are_left_as_they_were(tmp_path):
+    model, visible, tokenizer = tiny.model(), [], tiny.tokenizer(tmp_path)
+    tokenizer.padding_side, tokenizer.bos_token = "left", None  # with one TransformerLens may load it again
+    special = dict(tokenizer.special_tokens_map)
     own = model.lm_head.register_forward_hook(lambda *_: visible.append(1))
     before = {name: type(module) for name, module in model.named_modules()}, model.config.to_dict()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     report = checked(model, tokenizer)
+    assert (tokenizer.padding_side, tokenizer.special_tokens_map) == ("left", special)
     assert ({name: type(module) for name, module in model.named_modules()}, model.config.to_dict()) == before
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     own.remove()

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import tiny
 import xarray as xr
+import zarr
 from commands import main
 
 from mesa.models import tokenizer_of
 from probe.experiment import run as source
-from probe.files import read_result
+from probe.experiment.journal import REQUEST
+from probe.files import SEAL, read_result, seal_of
 from probe.statistics import wilson
 
 
@@ -113,6 +115,17 @@ def test_the_report_is_rewritten_from_the_store_alone(finished, tmp_path, capsys
     monkeypatch.setattr("probe.figures.section.html_embed", lambda _: "")
     assert main(["report", str(out), "--rule", "paper", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["onset_by"] == "paper"
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_a_report_keeps_the_rule_of_its_run(finished, tmp_path, capsys):
+    shutil.copytree(finished / "store.zarr", tmp_path / "store.zarr")
+    group = zarr.open_group(tmp_path / "store.zarr", mode="r+", use_consolidated=False)
+    group.attrs[REQUEST] = json.dumps({**json.loads(str(group.attrs[REQUEST])), "rule": ["paper"]})
+    group.attrs[SEAL] = seal_of(tmp_path / "store.zarr")
+    for words, rule in ([], "paper"), (["--rule", "drift"], "drift"):
+        assert main(["report", str(tmp_path), *words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["onset_by"] == rule
 
 
 def test_values_that_the_store_cannot_hold_are_refused_before_anything_is_measured(tmp_path, capsys, monkeypatch):
