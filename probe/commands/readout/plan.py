@@ -63,8 +63,8 @@ class ReadoutKey(NamedTuple):
 class Labels:
     """Of every text's last tokens (text, token): values, which of them there are, and the choice in words.
 
-    kind: `classes` or `numbers`. documents: of each text its document's number, where labels differ between documents
-    more than within.
+    kind: `classes` or `numbers`. documents: of each token its document's number, where labels differ between documents
+    more than within; tokens of one text may be of several.
     """
 
     kind: str
@@ -72,6 +72,12 @@ class Labels:
     known: np.ndarray
     note: str = ""
     documents: np.ndarray | None = None
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Of each token what its label is held out and resampled with: its document where these differ, or its text."""
+        texts = np.broadcast_to(np.arange(len(self.known))[:, None], self.known.shape)
+        return texts if self.documents is None else self.documents
 
 
 Piece = tuple[int, int, int]
@@ -476,7 +482,7 @@ def labels_of(
         of = [np.full(len(ids), number) for number, ids in enumerate(documents)]
         numbered = np.concatenate([half.last(of, tokens) for half in halves])
         are_numbers = len({*classes}) > _FEW and isinstance(classes[0], float)  # then all are
-        same = numbered[:, -1] if _share_within(values[known], numbered[known], are_numbers) < 0.5 else None
+        same = numbered if _share_within(values[known], numbered[known], are_numbers) < 0.5 else None
         if are_numbers:
             return Labels(NUMBERS, np.where(known, values, "nan").astype(float), known, documents=same)
         return Labels(CLASSES, values.astype(str), known, documents=same)
@@ -565,9 +571,9 @@ def _in_word(text: str, at: int) -> bool:
 def _check_known(name: str, labels: Labels, training: int) -> None:
     """Refused for labels that no probe can be trained on, or tested on."""
     known = labels.known[:training]
-    groups = np.broadcast_to(np.arange(training)[:, None], known.shape)[known]
-    check_labels(labels.values[:training][known], groups, labels.kind, f"--probe {name}")
-    if labels.known[training:].any(1).sum() < 2:
+    groups = labels.groups
+    check_labels(labels.values[:training][known], groups[:training][known], labels.kind, f"--probe {name}")
+    if len(np.unique(groups[training:][labels.known[training:]])) < 2:
         raise Refused(f"--probe {name}: fewer than two texts to test on have labels; give more texts or labels")
     tested = labels.values[training:][labels.known[training:]]
     if labels.kind == NUMBERS:

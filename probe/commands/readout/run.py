@@ -235,7 +235,7 @@ class ReadoutExperiment(Experiment):
         self.plan, self.states = plan, Path()
 
     def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
-        """As for Experiment, without the rows of texts whose states are not there, and of probes of another reference.
+        """As for Experiment, without the rows of texts whose states are not there, and of probes scored by other terms.
 
         Methods may be added, and the reference then changes. Rows of older journals do not tell theirs.
         """
@@ -244,7 +244,8 @@ class ReadoutExperiment(Experiment):
         for key in [key for key in journal.rows if key[0] == STATES and not states_path(self.states, key).is_file()]:
             del journal.rows[key]
         for key in self.plan.probes:
-            if key in journal.rows and journal.rows[key].get("reference") != self.plan.reference:
+            stored = journal.rows.get(key, {})
+            if stored and any(stored.get(name) != value for name, value in scored_by(self.plan, key.name).items()):
                 del journal.rows[key]
         return journal
 
@@ -281,6 +282,11 @@ class ReadoutExperiment(Experiment):
         kept = logits + 4 * plan.selection(length).values * len(plan.layers)
         kept += scores_bytes(plan.config, length, plan.request.executor)
         return peak_bytes(plan.config, length, number_bytes, kept)
+
+
+def scored_by(plan: ReadoutPlan, name: str) -> JsonObject:
+    """What the row of a probe tells besides its scores: the reference, and whether sums are by document."""
+    return {"reference": plan.reference} | ({"by_document": True} if plan.labels[name].documents is not None else {})
 
 
 def states_path(folder: Path, key: Sequence[Any]) -> Path:
@@ -320,7 +326,7 @@ class Prober:
             scores |= {"transfer": trained.score(*test), "refit": here.score(*test)}
         scores["control"] = control.score(*self._part(self._control(key.name), key.method, key.length, test=True))
         sums = {name: each.sums.tolist() for name, each in scores.items()}
-        return {"reference": plan.reference, "strength": here.strength, "sums": sums}
+        return {**scored_by(plan, key.name), "strength": here.strength, "sums": sums}
 
     def _at_trained_length(self, name: str, method: str) -> tuple[Probe, Probe]:
         if (name, method) not in self._fitted:
@@ -340,8 +346,7 @@ class Prober:
         """Random labels by token type. Of few types any probe learns such labels, so there they are drawn by text."""
         labels, types = self.plan.labels[name], self.plan.last_ids
         if self._has_few_types(labels):
-            texts = np.arange(len(types)) if labels.documents is None else labels.documents
-            types = np.broadcast_to(texts[:, None], types.shape)
+            types = labels.groups
         values = np.array(labels.values)
         values[labels.known] = control_labels(values[labels.known], types[labels.known], self.plan.request.seed)
         return replace(labels, values=values)
@@ -352,14 +357,13 @@ class Prober:
         return bool(np.exp(-(shares * np.log(shares)).sum()) < FEW_TYPES)
 
     def _part(self, labels: Labels, method: str, length: int, *, test: bool = False) -> tuple[np.ndarray, ...]:
-        """States, labels and texts of the tokens with labels, to train on or to test on."""
+        """States, labels and texts (or documents) of the tokens with labels, to train on or to test on."""
         half = slice(self.plan.training, None) if test else slice(self.plan.training)
         if (method, length) not in self._loaded:
             row = self.plan.layers.index(self._layer)
             self._loaded[method, length] = layer_of(self.states, state_keys(self.plan, method, length), row)
         known = labels.known[half]
-        texts = np.broadcast_to(np.arange(len(labels.known))[half, None], known.shape)
-        return self._loaded[method, length][half][known], labels.values[half][known], texts[known]
+        return self._loaded[method, length][half][known], labels.values[half][known], labels.groups[half][known]
 
     def _chance(self, labels: Labels, test: tuple[np.ndarray, ...]) -> TextScores:
         """The score of the training texts' most frequent label, or of their mean; where types are few, of each type."""
@@ -501,16 +505,10 @@ class _Summary:
         return read
 
     def _scores(self, key: ReadoutKey) -> dict[str, TextScores]:
-        labels = self.plan.labels[key.name]
-        texts = np.flatnonzero(labels.known[self.plan.training :].any(1)) + self.plan.training
-        sums = {name: np.array(each) for name, each in self.rows[key]["sums"].items()}
-        if labels.documents is not None:  # texts of a document are right or wrong together
-            texts, of = np.unique(labels.documents[texts], return_inverse=True)
-            sums = {
-                name: np.stack([each[of == one].sum(0) for one in range(len(texts))]) for name, each in sums.items()
-            }
-        together = labels.documents is not None
-        return {name: TextScores(labels.kind, texts, each, together) for name, each in sums.items()}
+        labels, half = self.plan.labels[key.name], slice(self.plan.training, None)
+        texts, together = np.unique(labels.groups[half][labels.known[half]]), labels.documents is not None
+        sums = self.rows[key]["sums"]
+        return {name: TextScores(labels.kind, texts, np.array(each), together) for name, each in sums.items()}
 
     def _probe(self, key: ReadoutKey) -> ProbeRead | None:
         at_trained, like = key._replace(length=self.plan.trained_length), key._replace(method=self.plan.reference)

@@ -19,6 +19,8 @@ from probe.commands.readout.page import answers
 from probe.commands.readout.plan import Labels, ReadoutKey, _check_apart, _check_known, open_strings, plan, read_labels
 from probe.commands.readout.result import READOUT
 from probe.commands.readout.run import Prober, _Summary, states_path
+from probe.files import checksum
+from probe.run_folder import CHECKSUM
 from probe.thresholds.state_distance import StateReference
 
 M, LENGTH, TOKENS = 160, 320, 40
@@ -226,25 +228,76 @@ def test_labels_that_are_of_no_token_are_refused(folder, tmp_path, capsys, rows,
 def test_where_a_documents_labels_are_alike_documents_are_resampled(folder, tmp_path):
     texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
 
-    def planned(label):
+    def planned(label, samples=16):
         rows = [{"text": text, "end": end, "label": label(number, end)}
                 for number, text in enumerate(texts) for end in range(20, len(text), 23)]  # fmt: skip
         (file := tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
         labels = plan(
-            ReadoutRequest(model=str(folder), labels=file, samples=16, lengths=(LENGTH,), properties=("none",))
+            ReadoutRequest(model=str(folder), labels=file, samples=samples, lengths=(LENGTH,), properties=("none",))
         )
         return labels.labels["labels"]
 
     assert planned(lambda number, end: "ab"[end % 2]).documents is None
     assert planned(lambda number, end: "abba"[number] if end % 11 else "b").documents is not None  # a few differ
     assert planned(lambda number, end: number * 100 + end % 11).documents is not None  # numbers
-    (alike := planned(lambda number, end: "abba"[number]))
-    assert len({*alike.documents[8:].tolist()}) == 2
+    constant = planned(lambda number, end: "abcd"[number], samples=2000)
+    of = np.where(constant.known, constant.documents, -1)
+    assert any(len({*row.tolist()} - {-1}) == 2 for row in of)  # a text that goes on into the next document
+    assert (np.array([*"abcd"])[of] == constant.values)[constant.known].all()  # the label's document, not the text's
     row = ReadoutKey("probe", "origin", M, 0, "labels")
-    rows = {row: {"sums": {"inside": [[1, 2]] * 8}}}
-    scores = _Summary(SimpleNamespace(training=8, labels={"labels": alike}, layers=[0], lengths=[M], methods=[0]), rows)
-    assert scores._scores(row)["inside"].sums.sum(0).tolist() == [8, 16]
-    assert len(scores._scores(row)["inside"].texts) == 2
+    rows = {row: {"sums": {"inside": [[4, 8], [4, 8]]}}}
+    training = len(of) // 2
+    summary = _Summary(
+        SimpleNamespace(training=training, labels={"labels": constant}, layers=[0], lengths=[M], methods=[0]), rows
+    )
+    scores = summary._scores(row)["inside"]
+    assert scores.together
+    assert scores.texts.tolist() == sorted({*of[training:].ravel().tolist()} - {-1})
+
+
+def test_documents_are_held_out_where_the_penalty_is_chosen_and_scored_one_by_one(tmp_path):
+    rng, texts, tokens = np.random.default_rng(0), 16, 6
+    documents = np.repeat(np.arange(8), 2)[:, None].repeat(tokens, 1)
+    documents[::2, -1] = documents[1::2, 0]
+    documents[1::4, -1] += 1  # a text that ends in the next document
+    labels = Labels("classes", np.array(list("ab"))[documents % 2], np.ones((texts, tokens), bool), "", documents)
+    plan = SimpleNamespace(
+        labels={"labels": labels}, layers=[0], training=8, reference="origin", trained_length=M, windows=range(texts),
+        last_ids=rng.integers(0, 99, (texts, tokens)), request=SimpleNamespace(seed=0),
+    )  # fmt: skip
+    (tmp_path / "states").mkdir()
+    for text in range(texts):
+        np.save(tmp_path / "states" / f"origin-{M}-{text}.npy", rng.normal(size=(1, tokens, 4)))
+    prober, key = Prober(plan, tmp_path / "states"), ReadoutKey("probe", "origin", M, 0, "labels")
+    row = prober.scores(key)
+    assert {probe.texts for probe in prober._at_trained_length("labels", "origin")} == {frozenset(range(4))}
+    assert np.array(row["sums"]["inside"])[:, 1].tolist() == np.bincount(documents[8:].ravel())[4:].tolist()
+
+
+def test_probes_whose_sums_are_by_text_are_scored_again_where_documents_count(folder, tmp_path, capsys):
+    texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
+    rows = [{"text": text, "end": end, "label": "abba"[number]}
+            for number, text in enumerate(texts) for end in range(20, len(text), 23)]  # fmt: skip
+    (file := tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ("--labels", str(file), "--probe", "none", "--methods", "origin")
+    assert run(folder, tmp_path / "out", *options) == 0
+    (journal := tmp_path / "out" / "readout" / "journal.jsonl").write_text(_older(journal.read_text()))
+    before = READOUT.read(tmp_path / "out")
+    assert run(folder, tmp_path / "out", *options) == 0
+    assert repr(READOUT.read(tmp_path / "out").probes) == repr(before.probes)
+    assert '"by_document"' in journal.read_text()
+
+
+def _older(journal):
+    """As it was before, with a row of sums for each text."""
+    lines = []
+    for line in journal.splitlines():
+        row = json.loads(line)
+        row.pop(CHECKSUM)
+        if row.pop("by_document", False):
+            row["sums"] = {name: [[1.0, 4.0]] * 4 for name in row["sums"]}
+        lines.append(json.dumps({**row, CHECKSUM: checksum(row)}) + "\n")
+    return "".join(lines)
 
 
 @pytest.mark.parametrize(
