@@ -21,9 +21,11 @@ def is_accelerator(device: torch.device | str) -> bool:
 
 
 def free_bytes(device: torch.device | str = "cpu") -> int:
-    """Free memory of an accelerator, or of the machine, up to the container's limit."""
+    """Free memory of an accelerator, with what torch holds unused, or of the machine, up to a container's limit."""
     if is_accelerator(device):
-        return torch.accelerator.get_memory_info(torch.device(device))[0]
+        place = torch.device(device)
+        unused = torch.accelerator.memory_reserved(place) - torch.accelerator.memory_allocated(place)
+        return torch.accelerator.get_memory_info(place)[0] + unused
     available, left = psutil.virtual_memory().available, _left_in_container(_CGROUP)
     return available if left is None else min(available, left)
 

@@ -66,10 +66,13 @@ def run(request: CheckRequest, time_limit: MinutesOptions, printing: JsonOptions
     from mesa.models import load
     from mesa.settings import make_methods
     from mesa.support import stated_text
+    from probe.capture.memory import check_weights
 
     make_methods(request.methods, request.pretended)
-    positions = stated_text(request.checked_config(), request.trained_length)
+    config = request.checked_config()
+    positions = stated_text(config, request.trained_length)
     request.checked_model()
+    check_weights(config, request.load)
     loaded = load(request.model, **request.load)
     from mesa.checking.check import check
 
@@ -119,7 +122,7 @@ def _estimate(request: CheckRequest, printing: JsonOptions, cpu: ThreadOptions) 
         longest = max(2 * SHORTEST, _TIMES * (request.trained_length or trained_length(config)))
     check_prompts(longest, request.samples, "--longest")
     needed = prompt_bytes(config, longest, bytes_a_number(config, request.load))
-    check_beside(needed, request.load, "give a shorter --longest")
+    check_beside(needed, config, request.load, "give a shorter --longest")
     tokenizer: Any = tokenizer_of(request.model, **request.source)
     documents, text_source = score.documents_of(tokenizer, request.text)
     windows = score.text_windows(documents, longest, request.samples, _TAIL)

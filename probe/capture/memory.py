@@ -1,11 +1,14 @@
 """Memory in bytes that a pass or a prompt takes in addition to the weights, and that is free; a pass's operations."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 import torch
 
 from mesa.device import free_bytes
+from mesa.models import bytes_a_number, chosen_dtype, model_class
 from mesa.support import head_sizes
 
 _TOKEN_BYTES = 40
@@ -59,25 +62,60 @@ def check_prompts(length: int, samples: int, option: str = "--lengths") -> None:
         )
 
 
-def check_beside(needed: int, load: Mapping[str, Any], remedy: str) -> None:
-    """MemoryError with a remedy where `needed` bytes are not free besides weights that `load` places.
+def weights_bytes(config: Any, load: Mapping[str, Any]) -> int:
+    """Memory of all weights in the dtype that `load` gives them; loads none."""
+    with torch.device("meta"):
+        trusted = bool(load.get("trust_remote_code"))
+        model = model_class().from_config(deepcopy(config), trust_remote_code=trusted)
+    return sum(parameter.numel() for parameter in model.parameters()) * bytes_a_number(config, load)
+
+
+def placed_bytes(config: Any, load: Mapping[str, Any]) -> int:
+    """Memory that loading takes on the device; 0 where it cannot be known, or a device map places the model."""
+    on_cpu = str(load.get("device") or "cpu").startswith("cpu")
+    is_known = on_cpu or load.get("dtype") or getattr(config, "dtype", None)  # else it is in the files alone
+    if is_known and not load.get("device_map") and not getattr(config, "quantization_config", None):
+        with suppress(Exception):  # whatever code that comes with a model raises, which loading then says
+            return weights_bytes(config, load)
+    return 0
+
+
+def check_weights(config: Any, load: Mapping[str, Any]) -> int:
+    """As `placed_bytes`, before the weights are loaded; MemoryError where so much is not free."""
+    weights, free = placed_bytes(config, load), free_bytes(load.get("device") or "cpu")
+    if weights > free:
+        raise MemoryError(
+            f"the weights take about {weights / 2**30:z.1f} GiB in {chosen_dtype(config, load)}, "
+            f"{free / 2**30:z.1f} GiB are free; take a smaller model or a narrower --dtype"
+        )
+    return weights
+
+
+def check_beside(needed: int, config: Any, load: Mapping[str, Any], remedy: str) -> None:
+    """MemoryError with a remedy where `needed` bytes are not free besides the weights, which are not loaded yet.
 
     A device map places them itself, and may leave room on several devices.
     """
     if load.get("device_map"):
         return
-    free = free_bytes(load.get("device") or "cpu")
-    if needed > free:
+    weights, free = check_weights(config, load), free_bytes(load.get("device") or "cpu")
+    if needed + weights > free:
         raise MemoryError(
-            f"about {needed / 2**30:.1f} GiB are needed besides the weights, {free / 2**30:.1f} GiB are free; {remedy}"
+            f"about {needed / 2**30:z.1f} GiB are needed besides the weights{_size(weights)}, "
+            f"{free / 2**30:z.1f} GiB are free; {remedy}"
         )
 
 
-def check_memory(needed: int, length: str, device: torch.device | str = "cpu") -> None:
-    """MemoryError when `needed` bytes are more than what is free, before any work. length: as '--length 512'."""
+def check_memory(needed: int, length: str, device: torch.device | str = "cpu", weights: int = 0) -> None:
+    """MemoryError when `needed` bytes are not free besides the weights, before any work. length: as '--length 512'."""
     free = free_bytes(device)
-    if needed > free:
+    if needed + weights > free:
+        besides = f" besides the weights{_size(weights)}" if weights else ""
         raise MemoryError(
-            f"{length} needs about {needed / 2**30:z.1f} GiB, {free / 2**30:z.1f} GiB are free; "
+            f"{length} needs about {needed / 2**30:z.1f} GiB{besides}, {free / 2**30:z.1f} GiB are free; "
             f"shorten {length.split()[0]} or keep fewer --layers, --dims, --positions"
         )
+
+
+def _size(weights: int) -> str:
+    return f" ({weights / 2**30:z.1f} GiB)" if weights else ""

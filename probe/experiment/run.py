@@ -9,13 +9,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import torch
-
 from mesa.errors import Refused
 from mesa.fingerprints import identity, version
 from mesa.methods import Method
-from mesa.models import Loaded, bytes_a_number, chosen_dtype, config_of, load, model_class, origin
-from probe.capture.memory import check_beside
+from mesa.models import Loaded, chosen_dtype, config_of, load, origin
+from probe.capture.memory import check_beside, check_weights, weights_bytes
 from probe.experiment.journal import Journal, JournalRows, recorded
 from probe.experiment.lock import owned, warn_finished
 from probe.experiment.pool import LOCAL, Key, Pool, Runner, Task, Worker, is_over, showing_progress
@@ -38,7 +36,8 @@ class ModelSpec:
         return cls(name, options, identity(name, config))
 
     def loaded(self) -> Loaded:
-        """Loads the model."""
+        """Loads the model; MemoryError, before, where the weights do not fit."""
+        check_weights(self._config, self.options)
         return load(self.name, **self.options)
 
     def check(self) -> None:
@@ -59,11 +58,7 @@ class ModelSpec:
     @property
     def weights_bytes(self) -> int:
         """Memory of all weights; loads none."""
-        with torch.device("meta"):
-            trusted = bool(self.options.get("trust_remote_code"))
-            model = model_class().from_config(self._config, trust_remote_code=trusted)
-        count = sum(parameter.numel() for parameter in model.parameters())
-        return count * bytes_a_number(self._config, self.options)
+        return weights_bytes(self._config, self.options)
 
     @property
     def _config(self) -> Any:
@@ -141,10 +136,10 @@ class Experiment:
         return self.plan.methods.get(self.columns(*key).method)
 
     def check_memory(self) -> None:
-        """Raises MemoryError for what does not fit in addition to the model in this process."""
+        """Raises MemoryError for what does not fit in this process, with the model that it is to load."""
         if self.remedy:
             needed = max(task.memory_bytes for task in self.all_tasks({}))
-            check_beside(needed, self.plan.request.load, self.remedy)
+            check_beside(needed, self.plan.config, self.plan.request.load, self.remedy)
 
     def tasks(self, rows: JournalRows) -> Sequence[Task]:
         """The tasks that can run now, in order; depends on the rows alone. Called again once all of them are done."""

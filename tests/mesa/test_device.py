@@ -14,3 +14,10 @@ def test_free_memory_ends_at_the_containers_limit(tmp_path, monkeypatch, limit, 
     for name, text in files.items() if limit else ():
         (tmp_path / f"memory.{name}").write_text(text)
     assert device.free_bytes() == (5000 if free is None else free)
+
+
+def test_what_torch_holds_unused_of_an_accelerator_is_free(monkeypatch):
+    monkeypatch.setattr(device, "is_accelerator", lambda _: True)
+    for name, value in {"get_memory_info": (100, 900), "memory_reserved": 70, "memory_allocated": 50}.items():
+        monkeypatch.setattr(f"torch.accelerator.{name}", lambda place, value=value: value)
+    assert device.free_bytes("cuda") == 120

@@ -19,7 +19,7 @@ from mesa.errors import Occupied, Refused
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.capture import check_distinct
-from probe.capture.memory import check_memory, pass_flops, prompt_bytes, scores_bytes
+from probe.capture.memory import check_memory, check_weights, pass_flops, placed_bytes, prompt_bytes, scores_bytes
 from probe.commands.probe import ProbeRequest, RuleOptions
 from probe.commands.probe.plan import (
     JOURNAL,
@@ -99,16 +99,17 @@ def layout_of(
 
 
 def check_fits(plan: ProbePlan) -> None:
-    """MemoryError where captured values or a pass cannot fit; a device map places the model itself."""
+    """MemoryError where weights, captured values or a pass cannot fit; a device map places the model itself."""
     options, captured = plan.request.load, f"--length {plan.length}"
     needed, longest = plan.largest_pass
     device = options.get("device") or "cpu"
     if options.get("device_map") or not str(device).startswith("cpu"):
         check_memory(plan.host_bytes, captured)
         if not options.get("device_map"):
-            check_memory(needed, longest, device)
+            check_memory(needed, longest, device, check_weights(plan.config, options))
     else:
-        check_memory(needed + plan.host_bytes, longest if needed > plan.host_bytes else captured)
+        named = longest if needed > plan.host_bytes else captured
+        check_memory(needed + plan.host_bytes, named, weights=check_weights(plan.config, options))
 
 
 def prepare(plan: ProbePlan) -> tuple[tuple[np.ndarray, ...], dict[str, list[int]], TextSource]:
@@ -358,7 +359,8 @@ def longest_that_fits(plan: ProbePlan, speed: Speed, minutes: float, spent: floa
         )
     from mesa.device import free_bytes
 
-    free, number = free_bytes(request.load.get("device") or "cpu"), bytes_a_number(plan.config, request.load)
+    free = free_bytes(request.load.get("device") or "cpu") - placed_bytes(plan.config, request.load)
+    number = bytes_a_number(plan.config, request.load)
     needs = (
         prompt_bytes(plan.config, length, number) + scores_bytes(plan.config, length, request.executor)
         for length in lengths

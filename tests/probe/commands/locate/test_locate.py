@@ -9,6 +9,7 @@ from commands import main
 from elsewhere import Elsewhere
 from headed import HEAD
 
+from probe.capture.memory import placed_bytes
 from probe.commands.locate.interventions import CONTROLS
 from probe.commands.locate.run import Locate, LocateRequest, estimate, locate, plan, summarize
 from probe.experiment.estimate import passes_of, work_of
@@ -132,6 +133,7 @@ def test_bad_requests_are_refused_before_any_weights(weightless, options, messag
 def test_what_does_not_fit_names_the_kinds_that_need_more_than_patches(weightless, monkeypatch):
     patching, *more = (Locate(planned(weightless, *kinds)) for kinds in (["patch"], ["clamp"], ["gradients"]))
     enough = max(task.memory_bytes for task in patching.all_tasks({}))
+    enough += placed_bytes(patching.plan.config, patching.plan.request.load)
     monkeypatch.setattr("probe.capture.memory.free_bytes", lambda device: enough)
     patching.check_memory()
     for experiment in more:
