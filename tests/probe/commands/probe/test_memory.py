@@ -13,6 +13,7 @@ from probe.commands.probe.plan import plan
 from probe.commands.probe.run import check_fits, longest_that_fits
 from probe.experiment import run as running
 from probe.experiment.estimate import Speed
+from probe.experiment.pool import Task
 from probe.experiment.run import Experiment, ModelSpec
 
 FAST = Speed(0.0, 1e-9, 0.0, 256, (None,))
@@ -41,7 +42,7 @@ def test_a_device_map_places_what_this_machine_cannot_hold(monkeypatch, device_m
     free(monkeypatch, 2**30)
     experiment = Experiment()
     experiment.plan, experiment.remedy = planned, "shorten --lengths"
-    experiment.tasks = lambda rows: [SimpleNamespace(memory_bytes=2**30)]
+    monkeypatch.setattr(experiment, "tasks", lambda rows: [Task("measure", (), 2**30)])
     if device_map:
         experiment.check_memory()
     else:
