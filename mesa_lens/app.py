@@ -46,7 +46,9 @@ def run(options: AppOptions) -> int:
     from mesa_lens.dashboard.server import HOSTS_VARIABLE, host_name
 
     try:
-        socket.getaddrinfo(options.host, options.port)
+        family, *_, address = min(socket.getaddrinfo(options.host, 0, type=socket.SOCK_STREAM))  # IPv4 before IPv6
+        with socket.socket(family) as tried:
+            tried.bind(address)
     except (OSError, UnicodeError) as error:
         raise Refused(f"--host {options.host!r} is not an address of this machine ({error})") from error
     allowed = [host_name(name) for name in options.allow_host]

@@ -65,7 +65,13 @@ def test_without_runs_the_finished_example_is_copied(monkeypatch, tmp_path, caps
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [(["--host", "no such host!"], 2), (["--allow-host", "*"], 2), (["--port", "8501"], 1)]
+    ("words", "code"),
+    [
+        (["--host", "no such host!"], 2),
+        (["--host", "192.0.2.1"], 2),
+        (["--allow-host", "*"], 2),
+        (["--port", "8501"], 1),
+    ],
 )
 def test_what_is_refused_or_interrupted_leaves_no_example(monkeypatch, tmp_path, words, code):
     def interrupted(*_, **__):
