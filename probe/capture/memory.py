@@ -41,10 +41,20 @@ def pass_flops(config: Any, length: int) -> float:
     return 2.0 * config.num_hidden_layers * length * (weights + 2 * attention * length)
 
 
+_WITHOUT_KEYS = ("conv", "mlp", "moe")
+"""Of layer_types: those that hold nothing for each token.
+
+Others count in full. A sliding layer's cache is a view of all keys of a prompt that is one pass, and keeps them; what a
+recurrent layer computes of a prompt takes at least as much as keys would.
+"""
+
+
 def prompt_bytes(config: Any, tokens: int, itemsize: int) -> int:
     """Rough memory of a prompt, with `itemsize` bytes a number: its key-value cache and one layer's states."""
     hidden, (_, key_heads, width) = config.hidden_size, head_sizes(config)
-    return tokens * (2 * config.num_hidden_layers * key_heads * width + 12 * hidden) * itemsize
+    kinds = getattr(config, "layer_types", None) or ()
+    layers = config.num_hidden_layers - sum(kind in _WITHOUT_KEYS for kind in kinds)
+    return tokens * (2 * layers * key_heads * width + 12 * hidden) * itemsize
 
 
 def scores_bytes(config: Any, length: int, executor: str) -> int:

@@ -1,10 +1,13 @@
 """What is refused before a run because it does not fit in memory, and what is said of it."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, Lfm2Config
 
+from mesa.engine.structure import new_cache
 from mesa.models import config_of, load
 from mesa_lens.cli import main
 from probe.capture import memory
@@ -95,3 +98,17 @@ def test_the_longest_length_leaves_room_for_the_weights(monkeypatch):
     assert longest_that_fits(planned, FAST, 1.0, 0.0) < 2048
     free(monkeypatch, needed + memory.placed_bytes(planned.config, {}))
     assert longest_that_fits(planned, FAST, 1.0, 0.0) == 2048
+
+
+def test_a_prompt_counts_the_keys_that_a_cache_holds_after_one_pass():
+    sizes: dict[str, Any] = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    gemma = Gemma2Config(**sizes, head_dim=8, sliding_window=8, layer_types=["sliding_attention", "full_attention"] * 2)
+    for config in (gemma, Lfm2Config(**sizes, layer_types=["conv", "full_attention", "conv", "conv"])):
+        model: Any = AutoModelForCausalLM.from_config(config)
+        cache = new_cache(model)
+        with torch.no_grad():
+            model(torch.arange(64)[None], past_key_values=cache)
+        held = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+        size = sum(tensor.untyped_storage().nbytes() for tensor in held if tensor is not None)
+        assert memory.prompt_bytes(config, 64, 4) == size + 64 * 12 * 32 * 4
