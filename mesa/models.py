@@ -133,7 +133,7 @@ def load(
         model.set_experts_implementation("eager")  # torch's grouped products have no float64
     if device_map is None:
         model.to(torch.device(device))
-    commit = origin(name, model.config, revision)
+    commit = origin(name, config, revision)
     return Loaded(model.eval(), tokenizer, name, commit["model_revision"], commit.get("quantization"))
 
 
@@ -324,6 +324,8 @@ def _config(place: Place, options: Mapping[str, Any]) -> tuple[Any, Mapping[str,
             raise ValueError("it needs trust_remote_code")  # as transformers says it of a type that it does not know
         used: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         _warn_own_code(place.where, own, used.__name__)
+    if not place.header and not Path(place.where).is_dir() and not getattr(config, "_commit_hash", None):
+        config._commit_hash = _folder(place, options).name or None  # transformers keeps none
     kind = config.sub_configs.get("text_config")
     if kind and getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "config_class", None) is kind:
         both, config = config, config.get_text_config()

@@ -62,7 +62,8 @@ class ModelSpec:
 
     @property
     def _config(self) -> Any:
-        return config_of(self.name, **{key: self.options.get(key) for key in ("revision", "trust_remote_code")})
+        options = self.options
+        return config_of(self.name, revision=options.get("revision"), trust_remote_code=options.get("trust_remote_code"))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
 """A checkpoint gives its model all weights, none too many, and numbers only."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import matrix
@@ -216,3 +219,17 @@ def test_states_that_are_no_numbers_end_the_run_with_the_layer_s_name(model, tmp
     assert main([*words, "--out", str(tmp_path / "out")]) == 1
     assert "the states of layer 1 are not finite; run the model with --dtype float64" in capsys.readouterr().err
     assert not (tmp_path / "out" / "journal.jsonl").exists()
+
+
+def test_a_model_of_the_hub_is_known_by_its_commit(model, tmp_path):
+    """From a cache, without a network: a branch that has moved is another model."""
+    commit, cache = "0123456789abcdef0123456789abcdef01234567", tmp_path / "models--org--name"
+    shutil.copytree(model, cache / "snapshots" / commit)
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(commit)
+    lines = "import sys; from mesa.models import config_of, load, origin; from mesa.fingerprints import identity"
+    lines += "; config = config_of('org/name'); print(load('org/name').revision, origin('org/name', config), "
+    lines += "identity('org/name', config)['weights'])"
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", lines], env=environment, capture_output=True, text=True)
+    assert done.stdout == f"{commit} {{'model_revision': '{commit}'}} commit {commit}\n", done.stderr
