@@ -63,7 +63,9 @@ class ModelSpec:
     @property
     def _config(self) -> Any:
         options = self.options
-        return config_of(self.name, revision=options.get("revision"), trust_remote_code=options.get("trust_remote_code"))
+        return config_of(
+            self.name, revision=options.get("revision"), trust_remote_code=options.get("trust_remote_code")
+        )
 
 
 @dataclass(frozen=True)
