@@ -17,7 +17,7 @@ from mesa.engine.compiled import is_accelerator
 from mesa.engine.cpu import Mask, attend, attend_spans
 from mesa.engine.key_ranges import key_ranges, keys_of, query_of, single_softmax, slice_tokens
 from mesa.engine.schedule import JointSchedule, Schedule
-from mesa.engine.scores import biased, capped, softmax
+from mesa.engine.scores import biased, capped, scores_of, softmax
 from mesa.errors import Failed, Refused
 
 
@@ -46,16 +46,17 @@ def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
 
 
 def rows(schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: Sequence[int]) -> Tensor:
-    """Weights (batch, head, chosen, key) of the tokens `chosen` as queries; arguments as an executor's.
+    """Weights (batch, head, chosen, key) of the tokens `chosen` as queries, in float32 or better, as the pass has them.
 
-    Keys are those from `schedule.first_key` on. Raises Refused for a token whose query is not there.
+    Arguments are an executor's. Keys are those from `schedule.first_key` on. Raises Refused for a token whose query is
+    not there.
     """
     start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
     for token in chosen:
         if not start <= token < length:
             raise Refused(f"no query of token {token} is in this pass; it has those of {start} to {length - 1}")
-    groups = query.shape[1] // key.shape[1]
-    scores = query.new_full((*query.shape[:2], len(chosen), key.shape[2]), -math.inf)
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    scores = query.new_full((*query.shape[:2], len(chosen), key.shape[2]), -math.inf, dtype=accurate)
     for region in schedule.plan.regions:
         mine = [row for row, token in enumerate(chosen) if region.queries[0] <= token < region.queries[1]]
         low, high = max(region.keys[0], first_key), min(region.keys[1], length)
@@ -64,16 +65,15 @@ def rows(schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: S
         tokens = [chosen[row] for row in mine]
         parts = [schedule.query(query[:, :, token - start, None], region, token, token + 1) for token in tokens]
         keys = schedule.key(key[:, :, low - first_key : high - first_key], region, low, high)
-        part = torch.cat(parts, 2) @ keys.repeat_interleave(groups, 1).transpose(-1, -2) * scale
+        part = scores_of(torch.cat(parts, 2), keys) * scale
         part = capped(part, schedule.softcap)
         queries = torch.tensor(tokens, device=query.device)[:, None]
         index = torch.arange(low, high, device=query.device)[None, :]
         if schedule.slopes is not None:
             part = biased(part, schedule.slopes, region, queries, index)
-            scores = scores.to(part.dtype)
         columns = slice(low - first_key, high - first_key)
         scores[:, :, mine, columns] = torch.where(region.contains(queries, index), part, scores[:, :, mine, columns])
-    return softmax(scores, schedule.sinks, query.dtype)
+    return softmax(scores, schedule.sinks, accurate)
 
 
 class AttentionHooks(NamedTuple):

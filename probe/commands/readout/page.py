@@ -102,8 +102,9 @@ def _n(value: Interval) -> str:
 
 
 def _lens_sentences(summary: Readout) -> Iterator[str]:
+    """By method, where the lens' loss leaves that at M; not of an untrained model."""
     longest = summary.lengths[-1]
-    for method in summary.methods if longest > summary.trained_length else ():
+    for method in summary.methods if summary.is_trained and longest > summary.trained_length else ():
         rows = having(summary.lens, method=method, length=longest)
         if not rows:
             continue

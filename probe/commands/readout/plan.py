@@ -116,7 +116,8 @@ class ReadoutPlan(MethodsPlan):
     """A checked request. windows: each text's tokens at the longest length, those to train on first, `training` many.
 
     labels: by what is probed. documents, user_labels: fingerprints of the texts, and of the user's labels.
-    copies: of windows, left out. passkeys: by length, where passkey prompts are read, not texts.
+    copies: of windows, left out. passkeys: by length, where passkey prompts are read, not texts. last_documents: of
+    each window the document of its last token.
     """
 
     request: ReadoutRequest
@@ -134,6 +135,7 @@ class ReadoutPlan(MethodsPlan):
     user_labels: str = ""
     copies: int = 0
     passkeys: Mapping[int, Sequence[Prompt]] = field(default_factory=dict)
+    last_documents: Sequence[int] = ()
 
     @property
     def ordered(self) -> list[str]:
@@ -236,6 +238,8 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
         labels = {name: replace(each, known=each.known & ~repeated) for name, each in labels.items()}
     if copies := sum(half.copies for half in halves):
         say(f"{copies} runs of the texts are copies of others, and are left out")
+    numbers = [np.full(len(ids), number) for number, ids in enumerate(documents)]
+    last_documents = np.concatenate([half.last(numbers, 1)[:, 0] for half in halves]).tolist()
     training = len(halves[0].ends)
     for name, each in labels.items():
         _check_known(name, each, training)
@@ -243,7 +247,7 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
     user_labels = "" if own is None else checksum([each.tolist() for each in own])
     return ReadoutPlan(
         request, config, methods, lengths, tokens, layers, windows, training, first, labels,
-        ids_fingerprint(documents), text_source, user_labels, copies,
+        ids_fingerprint(documents), text_source, user_labels, copies, last_documents=last_documents,
     )  # fmt: skip
 
 
@@ -756,16 +760,24 @@ def linear(kind: str, strength: float) -> Any:
 
 
 def chosen_strength(states: np.ndarray, labels: np.ndarray, groups: np.ndarray, kind: str) -> float:
-    """The strength with the best mean score over folds that hold out full texts; the stronger penalty of equals."""
-    from sklearn.model_selection import GroupKFold, cross_val_score
+    """The strength with the best mean accuracy over folds that hold out full texts, or the least squared error there.
+
+    The stronger penalty of equals. R2 of a fold is not defined where its labels are equal, so errors are pooled.
+    """
+    from sklearn.model_selection import GroupKFold, cross_val_predict, cross_val_score
 
     folds = list(GroupKFold(min(FOLDS, len(np.unique(groups)))).split(states, labels, groups))
     if kind == "classes":  # a fold of one class teaches nothing
         folds = [fold for fold in folds if len(np.unique(labels[fold[0]])) > 1]
     if not folds:
         return STRENGTHS[kind][1]
-    means = [cross_val_score(linear(kind, strength), states, labels, cv=folds).mean() for strength in STRENGTHS[kind]]
-    return STRENGTHS[kind][int(np.argmax(means))]
+
+    def score(strength: float) -> float:
+        if kind == "classes":
+            return cross_val_score(linear(kind, strength), states, labels, cv=folds).mean()
+        return -((cross_val_predict(linear(kind, strength), states, labels, cv=folds) - labels) ** 2).mean()
+
+    return max(STRENGTHS[kind], key=score)
 
 
 def flat(states: Any, labels: Any, groups: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

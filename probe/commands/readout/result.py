@@ -90,7 +90,7 @@ class DistanceRead:
     length: int
     layer: int
     n: int
-    """Number of test texts."""
+    """Number of test texts; of their documents, where these are four or more, as texts of one count once."""
     distance: Number
     """Mean squared Mahalanobis distance a component, to the reference's states at M on training texts."""
     inside: Number

@@ -402,9 +402,17 @@ def fit_all(plan: ReadoutPlan, states: Path, journal: Journal, until: float | No
         journal.add(key, prober.scores(key))
 
 
+_LEAST_DOCUMENTS = 4
+
+
 def distances_of(plan: ReadoutPlan, states: Path) -> list[DistanceRead]:
-    """How far the states of test texts lie from the reference's in-window distribution on training texts, by layer."""
+    """How far the states of test texts lie from the reference's in-window distribution on training texts, by layer.
+
+    Texts of a document count once, where there are four documents or more.
+    """
     read, training, texts = list[DistanceRead](), slice(plan.training), slice(plan.training, None)
+    of_texts = plan.last_documents[texts]
+    documents = of_texts if len({*of_texts}) >= _LEAST_DOCUMENTS else range(len(of_texts))
 
     def read_layer(method: str, length: int, half: slice, row: int) -> np.ndarray:
         return layer_of(states, state_keys(plan, method, length)[half], row)
@@ -414,12 +422,12 @@ def distances_of(plan: ReadoutPlan, states: Path) -> list[DistanceRead]:
         for method in plan.ordered:
             near = fitted.distances(read_layer(method, plan.trained_length, texts, row)).mean(1)
             for length in plan.lengths[1:]:
-                of = compared(near, fitted.distances(read_layer(method, length, texts, row)).mean(1))
+                of = compared(near, fitted.distances(read_layer(method, length, texts, row)).mean(1), documents)
                 ratio = Interval(of.ratio, of.low, of.high)
                 read.append(
                     DistanceRead(
-                        method=method, length=length, layer=layer, n=of.texts, distance=of.distance, inside=of.inside,
-                        ratio=ratio, direction=of.direction,
+                        method=method, length=length, layer=layer, n=len({*documents}), distance=of.distance,
+                        inside=of.inside, ratio=ratio, direction=of.direction,
                     )
                 )  # fmt: skip
     return read

@@ -231,6 +231,17 @@ def test_many_classes_of_few_tokens_raise_no_warning():
     fit_probe(np.random.default_rng(0).normal(size=(40, 4)), labels, texts)  # warnings are errors here
 
 
+@pytest.mark.parametrize("last", [1, 30])
+def test_a_fold_without_an_r2_does_not_choose_the_penalty(last):
+    """A text of one number, and one of numbers that are nearly equal, whose R2 is far below that of all others."""
+    rng = np.random.default_rng(0)
+    states, texts = rng.normal(size=(60 + last, 8)), np.array([*[0] * 30, *[1] * 30, *[2] * last])
+    labels = states @ rng.normal(size=8) + 0.01 * rng.normal(size=len(states))
+    states[texts == 2] *= 0.05
+    labels[texts == 2] = 0.5 + 1e-6 * rng.normal(size=last)
+    assert fit_probe(states, labels, texts).strength == 1  # warnings are errors here
+
+
 def test_texts_that_were_trained_on_are_not_scored():
     states, names, _ = drawn()
     trained = fit_probe(states[:6], names[:6], np.arange(6))

@@ -43,6 +43,7 @@ def test_nothing_is_claimed_of_a_model_that_is_not_trained():
     first, *_, last = page.answers(readings.summary(trained=False))
     assert first == "previous-1: nothing is claimed; the model's own loss at M is not below that of token frequencies."
     assert last.endswith("nothing is claimed of what it knew.")
+    assert not any(said.startswith("Lens") for said in page.answers(readings.summary(trained=False)))
     unread = replace(readings.summary(trained=False), loss=readings.NONE, tasks_left=3)
     *said, last = page.answers(unread)
     assert last == "3 passes and probes are left to run."

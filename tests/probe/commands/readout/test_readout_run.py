@@ -18,10 +18,10 @@ from probe.commands.readout import ReadoutRequest
 from probe.commands.readout.page import answers
 from probe.commands.readout.plan import Labels, ReadoutKey, _check_apart, _check_known, open_strings, plan, read_labels
 from probe.commands.readout.result import READOUT
-from probe.commands.readout.run import Prober, _Summary, states_path
+from probe.commands.readout.run import Prober, _Summary, distances_of, states_path
 from probe.files import checksum
 from probe.run_folder import CHECKSUM
-from probe.thresholds.state_distance import StateReference
+from probe.thresholds.state_distance import StateReference, compared
 
 M, LENGTH, TOKENS = 160, 320, 40
 
@@ -82,6 +82,24 @@ def test_distances_are_those_of_the_states_that_are_kept(whole):
     assert (whole / "readout" / "distances.csv").is_file()
 
 
+@pytest.mark.parametrize(("documents", "n"), [([4, 4, 4, 5, 6, 7], 4), ([4, 4, 4, 5, 5, 6], 6)])
+def test_of_four_documents_each_counts_once_in_distances(tmp_path, documents, n):
+    rng, texts = np.random.default_rng(0), 12
+    plan = SimpleNamespace(
+        windows=range(texts), training=6, last_documents=[*range(6), *documents], layers=[0], reference="origin",
+        ordered=["origin"], trained_length=M, lengths=[M, LENGTH],
+    )  # fmt: skip
+    for text in range(texts):
+        for length, scale in ((M, 1), (LENGTH, [0.5, 0.9][text < 9])):
+            np.save(tmp_path / f"origin-{length}-{text}.npy", scale * rng.normal(size=(1, 30, 8)))
+    (row,) = distances_of(plan, tmp_path)
+    near, far = (np.stack([np.load(tmp_path / f"origin-{length}-{text}.npy")[0] for text in range(texts)])
+                 for length in (M, LENGTH))  # fmt: skip
+    fitted = StateReference.fit(near[:6])
+    expected = compared(*(fitted.distances(each[6:]).mean(1) for each in (near, far)), documents if n == 4 else None)
+    assert [row.n, *row.ratio] == pytest.approx([n, expected.ratio, expected.low, expected.high])
+
+
 def test_scores_are_those_of_scikit_learn_on_the_states_that_are_kept(folder, whole):
     planned = plan(ReadoutRequest(
         model=str(folder), methods="origin,rerope", lengths=(LENGTH,), samples=8, tokens=TOKENS,
@@ -120,6 +138,8 @@ def test_the_last_tokens_are_the_same_at_every_length_and_no_text_is_in_both_hal
         short, long = (planned.prompt(text, length) for length in (M, LENGTH))
         assert (len(short), len(long)) == (M, LENGTH)
         assert np.array_equal(short[-planned.tokens :], long[-planned.tokens :])
+    assert len({*planned.last_documents[:4]}) == 2
+    assert not {*planned.last_documents[:4]} & {*planned.last_documents[4:]}
     train, test = ({window.tobytes() for window in part} for part in (planned.windows[:4], planned.windows[4:]))
     assert not train & test
 
