@@ -28,7 +28,8 @@ def folder(tmp_path_factory):
 
 
 def run(folder, out, *options):
-    some = ("--methods", ",".join(METHODS), "--lengths", f"{M},{LENGTH}", "--samples", "2")
+    some = ("--methods", ",".join(METHODS), "--lengths", f"{M},{LENGTH}")
+    some += () if "tokens" in options else ("--samples", "2")
     text = ("--text", str(folder / "text.txt"))
     return main(["anatomy", "--model", str(folder), "--out", str(out), *some, *text, *options])
 
