@@ -37,7 +37,16 @@ from probe.evaluation import PROMPTS
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.pool import MeasureTask, Task
-from probe.experiment.run import CommandResult, Experiment, MethodsPlan, PlanWorker, run, settings_of, summary_of
+from probe.experiment.run import (
+    CommandResult,
+    Experiment,
+    MethodsPlan,
+    PlanWorker,
+    run,
+    say_left_out,
+    settings_of,
+    summary_of,
+)
 from probe.figures.section import as_text
 from probe.files import JsonObject
 from probe.options import parse_ranges
@@ -568,6 +577,7 @@ estimate = partial(estimated, AnatomyExperiment)
 def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:
     """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
     journal, failed = run(AnatomyExperiment(plan), out, **how)
+    say_left_out(out, journal.rows, plan.keys, {"method": "--methods", "part": "--parts"})
     summary = summarize(plan, journal)
     text = as_text(headline(summary))
     if journal.rows:

@@ -41,6 +41,14 @@ def whole(folder, tmp_path_factory):
     return out
 
 
+def test_what_a_report_leaves_out_of_its_folder_is_said(folder, tmp_path, capsys):
+    assert run(folder, tmp_path, "--parts", "heads", "--layers", "0") == 0
+    assert "left out of this report" not in capsys.readouterr().err
+    assert run(folder, tmp_path, "--parts", "heads", "--layers", "0", "--methods", "origin") == 0
+    line = f"{tmp_path} also holds rerope, left out of this report; --methods origin,rerope shows all\n"
+    assert line in capsys.readouterr().err
+
+
 def test_a_text_is_captured_token_by_token_and_opens_as_html(folder, tmp_path):
     assert run(folder, tmp_path, "--parts", "tokens") == 0
     tokens = TOKENS.find(tmp_path)
