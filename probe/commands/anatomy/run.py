@@ -81,10 +81,10 @@ def head_statistics(
 ) -> xr.Dataset:
     """What every head attends to in a prompt (token ids) under `method`.
 
-    `mass` (layer, head, query, part): attention by true distance t - i in the disjoint `MASS_PARTS`; sums to 1.
-    `entropy` (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0 and on the token before):
-    (layer, head, query). `by_span` averages over queries. near: N in tokens, M / 8 if None. queries: token positions;
-    `sampled_queries` if None. Raises Refused for an N out of range.
+    `mass` (layer, head, query, part): attention by true distance t - i in the disjoint `MASS_PARTS`; sums to 1, to less
+    with attention sinks (gpt_oss). `entropy` (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0
+    and on the token before): (layer, head, query). `by_span` averages over queries. near: N in tokens, M / 8 if None.
+    queries: token positions; `sampled_queries` if None. Raises Refused for an N out of range.
     """
     length, trained = len(ids), method.trained_length
     near = max(1, trained // 8) if near is None else near
