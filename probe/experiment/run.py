@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -18,7 +18,7 @@ from probe.experiment.journal import Journal, JournalRows, recorded
 from probe.experiment.lock import owned, warn_finished
 from probe.experiment.pool import LOCAL, Key, Pool, Runner, Task, Worker, is_over, showing_progress
 from probe.files import JsonObject, check_ours
-from probe.request import reference_method
+from probe.request import reference_method, say
 from probe.run_folder import RunFolder
 
 
@@ -228,6 +228,20 @@ def summary_of(plan: Any) -> JsonObject:
         "origin": origin_of(plan),
         "text_source": plan.text_source,
     }
+
+
+def say_left_out(out: Path, rows: JournalRows, keys: Iterable[Any], options: Mapping[str, str]) -> None:
+    """Says on stderr what the journal of the folder `out` has that a report of these keys leaves out.
+
+    options: by field of the keys the option that chooses its values, where all are shown once they are named.
+    """
+    keys = list(keys)
+    for field_name, flag in options.items():
+        shown = dict.fromkeys(value for key in keys if (value := getattr(key, field_name)))
+        left = dict.fromkeys(value for key in rows if (value := getattr(key, field_name)) and value not in shown)
+        if left:
+            named = ",".join(map(str, [*shown, *left]))
+            say(f"{out} also holds {', '.join(map(str, left))}, left out of this report; {flag} {named} shows all")
 
 
 def settings_of(plan: Any, longest: int, **more: Any) -> JsonObject:

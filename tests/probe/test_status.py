@@ -82,8 +82,8 @@ LINES = {
     "--batch 2 --harness niah,acc --include-path tasks --limit 4",
     "locate": f"{METHODS} --try clamp,smallest --measure passkey --lengths 128 --samples 2 --layers 0-2 --heads none "
     "--ways only --dims 3 --candidates 5 --prompt=--trust-remote-code --text '~/t x'",
-    "anatomy": f"{METHODS} --parts tokens --lengths 64,128 --samples 1 --layers 1 --text t",
-    "readout": f"{METHODS} --probe position,open-line --lengths 2k,4k --samples 8 --tokens 9 --classes 5 "
+    "anatomy": f"{METHODS} --parts heads,tokens --lengths 64,128 --samples 1 --layers 1 --text t",
+    "readout": f"{METHODS} --probe position,previous-3 --lengths 2k,4k --samples 8 --tokens 9 --classes 5 "
     "--hook resid_pre --layers 1 --text t",
     "predict": f"{METHODS} --config rerope:window=3 --config stair:E=2,N=4 --lengths 2k --samples 6 --text t --check",
 }

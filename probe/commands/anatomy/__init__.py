@@ -27,7 +27,12 @@ class AnatomyRequest(MethodsRequest):
         "heads: what each attends to; retrieval: which copy a passkey; tokens: the loss and attention of every token",
     )
     lengths: Lengths | None = option(None, LENGTHS_HELP, unset="M and 4x M")
-    samples: Count = option(4, "prompts at each length")
+    samples: Count = option(
+        4,
+        "prompts at each length",
+        only=lambda request: {"heads", "retrieval"} & {*request.parts},
+        only_text="with --parts heads or retrieval",
+    )
     layers: RangeText = option("all", "layers to store, e.g. 0-10, both ends included")
     text: TextName | None = option(
         None,

@@ -37,7 +37,16 @@ from probe.evaluation import PROMPTS
 from probe.experiment.estimate import estimated
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.pool import MeasureTask, Task
-from probe.experiment.run import CommandResult, Experiment, MethodsPlan, PlanWorker, run, settings_of, summary_of
+from probe.experiment.run import (
+    CommandResult,
+    Experiment,
+    MethodsPlan,
+    PlanWorker,
+    run,
+    say_left_out,
+    settings_of,
+    summary_of,
+)
 from probe.figures.section import as_text
 from probe.files import JsonObject
 from probe.options import parse_ranges
@@ -72,10 +81,10 @@ def head_statistics(
 ) -> xr.Dataset:
     """What every head attends to in a prompt (token ids) under `method`.
 
-    `mass` (layer, head, query, part): attention by true distance t - i in the disjoint `MASS_PARTS`; sums to 1.
-    `entropy` (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0 and on the token before):
-    (layer, head, query). `by_span` averages over queries. near: N in tokens, M / 8 if None. queries: token positions;
-    `sampled_queries` if None. Raises Refused for an N out of range.
+    `mass` (layer, head, query, part): attention by true distance t - i in the disjoint `MASS_PARTS`; sums to 1, to less
+    with attention sinks (gpt_oss). `entropy` (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0
+    and on the token before): (layer, head, query). `by_span` averages over queries. near: N in tokens, M / 8 if None.
+    queries: token positions; `sampled_queries` if None. Raises Refused for an N out of range.
     """
     length, trained = len(ids), method.trained_length
     near = max(1, trained // 8) if near is None else near
@@ -568,6 +577,7 @@ estimate = partial(estimated, AnatomyExperiment)
 def run_and_report(plan: AnatomyPlan, out: Path, **how: Any) -> CommandResult:
     """Measures what the folder `out` lacks of the plan, and writes its results and report. how: as `run` takes it."""
     journal, failed = run(AnatomyExperiment(plan), out, **how)
+    say_left_out(out, journal.rows, plan.keys, {"method": "--methods", "part": "--parts"})
     summary = summarize(plan, journal)
     text = as_text(headline(summary))
     if journal.rows:

@@ -10,11 +10,13 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from probe.commands import Command
-from probe.options import Count, InputPath, Integer, Lengths, Names, RangeText, Text, TextName, option
+from probe.options import MAX_COUNT, Count, InputPath, Integer, Lengths, Names, RangeText, Text, TextName, option
 from probe.request import LENGTHS_HELP, STORED, TEXT_HELP, MethodsRequest
 from probe.run_folder import REPORTED, Layout
 
 Classes = Annotated[Integer, Field(ge=2, le=1000)]
+Samples = Annotated[Integer, Field(ge=4, le=MAX_COUNT)]
+"""Texts of a readout: two to train on and two to test on, or more."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,20 @@ class ReadoutRequest(MethodsRequest):
         key="probe",
     )
     lengths: Lengths | None = option(None, f"{LENGTHS_HELP}; M is added", unset="M, 2x M and 4x M")
-    samples: Count = option(64, "texts, or passkey prompts; probes are trained on half of them, and read on the others")
+    samples: Samples = option(
+        64, "texts, or passkey prompts, 4 or more; probes are trained on half of them, and read on the others"
+    )
     tokens: Count | None = option(
         None,
         "last tokens of each text that are read, at least 2",
         unset="96, or M/4 where that is less; a passkey's question",
     )
-    classes: Classes = option(20, "how many of the most frequent tokens previous-K tells apart")
+    classes: Classes = option(
+        20,
+        "how many of the most frequent tokens previous-K tells apart",
+        only=lambda request: any(name.startswith("previous-") for name in request.properties),
+        only_text="with --probe previous-K",
+    )
     hook: Text = option("resid_post", "TransformerLens hook that is read; the lens reads resid_post alone")
     layers: RangeText = option("all", "layers to read, e.g. 0-10, both ends included; of resid_post the last is added")
     labels: InputPath | None = option(

@@ -227,8 +227,7 @@ def plan(request: ReadoutRequest) -> ReadoutPlan:
         )  # fmt: skip
     documents, text_source, own = _documents(request, tokenizer)
     halves = [
-        _half(documents, pieces, lengths[-1], max(2, request.samples // 2), tokens, own)
-        for pieces in split_halves(documents)
+        _half(documents, pieces, lengths[-1], request.samples // 2, tokens, own) for pieces in split_halves(documents)
     ]
     windows = [window for half in halves for window in half.last(documents, lengths[-1])]
     first = list(map(int, first_ids(tokenizer)))
@@ -272,7 +271,7 @@ def _passkeys(request: ReadoutRequest, tokenizer: Any, length: int) -> list[Prom
     """Passkey prompts: of each the key, and its depth in the filler, are the same at every length."""
     return [
         passkey(tokenizer, length, np.random.default_rng([request.seed, text]))
-        for text in range(2 * max(2, request.samples // 2))
+        for text in range(2 * request.samples // 2)
     ]
 
 

@@ -59,7 +59,7 @@ from probe.eval_tasks.score import logits_bytes, nll, retrieval_hits
 from probe.experiment.estimate import Estimate, estimated
 from probe.experiment.journal import Journal, JournalRows
 from probe.experiment.pool import LOCAL, MeasureTask, Runner, Task, is_over
-from probe.experiment.run import CommandResult, Experiment, PlanWorker, opened, run_tasks, summary_of
+from probe.experiment.run import CommandResult, Experiment, PlanWorker, opened, run_tasks, say_left_out, summary_of
 from probe.figures.section import as_text
 from probe.files import JsonObject, write
 from probe.statistics import half_width, student, wilson
@@ -632,6 +632,7 @@ def run_and_report(
         failed = run_tasks(experiment, journal, pool, until=until)
         if all(key in journal.rows for key in plan.keys):
             fit_all(plan, experiment.states, journal, until)
+    say_left_out(out, journal.rows, [*plan.keys, *plan.probes], {"method": "--methods", "name": "--probe"})
     summary = summarize(plan, journal)
     if all(key in journal.rows for key in plan.keys) and not plan.passkeys:  # one question is no distribution of text
         summary = replace(summary, distances=distances_of(plan, experiment.states))

@@ -95,7 +95,7 @@ def test_pieces_of_words_are_what_they_add():
 def test_both_commands_store_these_texts(tmp_path, byte_level):
     (tmp_path / "a.txt").write_text("今天 naïve " * 300)
     text = {"text": str(tmp_path / "a.txt"), "methods": "origin"}
-    words = anatomy_plan(AnatomyRequest(parts=("tokens",), lengths=(256,), samples=1, **text)).words
+    words = anatomy_plan(AnatomyRequest(parts=("tokens",), lengths=(256,), **text)).words
     planned = probe_plan(ProbeRequest(length=512, samples=0, texts=1, **text))
     stored = stored_tokens(planned, prepare(planned)[1])
     for tokens in (words, stored["text"].sel(prompt="text-0").values.tolist()):

@@ -28,7 +28,8 @@ def folder(tmp_path_factory):
 
 
 def run(folder, out, *options):
-    some = ("--methods", ",".join(METHODS), "--lengths", f"{M},{LENGTH}", "--samples", "2")
+    some = ("--methods", ",".join(METHODS), "--lengths", f"{M},{LENGTH}")
+    some += () if "tokens" in options else ("--samples", "2")
     text = ("--text", str(folder / "text.txt"))
     return main(["anatomy", "--model", str(folder), "--out", str(out), *some, *text, *options])
 
@@ -38,6 +39,14 @@ def whole(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole")
     assert run(folder, out) == 0
     return out
+
+
+def test_what_a_report_leaves_out_of_its_folder_is_said(folder, tmp_path, capsys):
+    assert run(folder, tmp_path, "--parts", "heads", "--layers", "0") == 0
+    assert "left out of this report" not in capsys.readouterr().err
+    assert run(folder, tmp_path, "--parts", "heads", "--layers", "0", "--methods", "origin") == 0
+    line = f"{tmp_path} also holds rerope, left out of this report; --methods origin,rerope shows all\n"
+    assert line in capsys.readouterr().err
 
 
 def test_a_text_is_captured_token_by_token_and_opens_as_html(folder, tmp_path):

@@ -157,6 +157,17 @@ def test_a_run_that_lacks_states_reads_them_again_and_adds_probes(folder, whole,
     assert {"lens.csv", "probes.csv"} <= {path.name for path in (whole / "files").iterdir()}
 
 
+def test_what_a_report_leaves_out_of_its_folder_is_said(folder, tmp_path, capsys):
+    assert run(folder, tmp_path, "--probe", "open-line") == 0
+    assert "left out of this report" not in capsys.readouterr().err
+    assert run(folder, tmp_path, "--probe", "position", "--methods", "origin") == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "left out of this report" in line]
+    assert said == [
+        f"{tmp_path} also holds rerope, left out of this report; --methods origin,rerope shows all",
+        f"{tmp_path} also holds open-line, left out of this report; --probe position,open-line shows all",
+    ]
+
+
 def test_probes_of_another_reference_are_scored_again(folder, tmp_path):
     both = ("--methods", "origin,rerope")
     for options in (("--methods", "rerope"), both):
