@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> None:
     for length in (trained, 2 * trained, 4 * trained):
         loss = states(loaded.model, methods["origin"], tail_prompts(windows, first, length), trained)[1].mean()
         if abs(loss - origin[length]) >= SAME:
-            raise ValueError(f"{args.model} has a loss of {loss:.3f} at {length}; stored: {origin[length]:.3f}")
+            raise ValueError(f"{args.model} has a loss of {loss:z.3f} at {length}; stored: {origin[length]:z.3f}")
     word = loaded.tokenizer(" hello", add_special_tokens=False)["input_ids"]
     repeated = [np.array(repeated_ids(loaded.tokenizer, word, lengths[-1])[0])]
     tables = [by_config]
