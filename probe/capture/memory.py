@@ -95,8 +95,8 @@ def check_weights(config: Any, load: Mapping[str, Any]) -> int:
     weights, free = placed_bytes(config, load), free_bytes(load.get("device") or "cpu")
     if weights > free:
         raise MemoryError(
-            f"the weights take about {weights / 2**30:z.1f} GiB in {chosen_dtype(config, load)}, "
-            f"{free / 2**30:z.1f} GiB are free; take a smaller model or a narrower --dtype"
+            f"the weights take about {_size(weights)} in {chosen_dtype(config, load)}, {_size(free)} are free; "
+            "take a smaller model or a narrower --dtype"
         )
     return weights
 
@@ -111,8 +111,7 @@ def check_beside(needed: int, config: Any, load: Mapping[str, Any], remedy: str)
     weights, free = check_weights(config, load), free_bytes(load.get("device") or "cpu")
     if needed + weights > free:
         raise MemoryError(
-            f"about {needed / 2**30:z.1f} GiB are needed besides the weights{_size(weights)}, "
-            f"{free / 2**30:z.1f} GiB are free; {remedy}"
+            f"about {_size(needed)} are needed besides the weights ({_size(weights)}), {_size(free)} are free; {remedy}"
         )
 
 
@@ -120,12 +119,14 @@ def check_memory(needed: int, length: str, device: torch.device | str = "cpu", w
     """MemoryError when `needed` bytes are not free besides the weights, before any work. length: as '--length 512'."""
     free = free_bytes(device)
     if needed + weights > free:
-        besides = f" besides the weights{_size(weights)}" if weights else ""
+        besides = f" besides the weights ({_size(weights)})" if weights else ""
+        option = length.split()[0]
+        fewer = " or keep fewer --layers, --dims, --positions" if option == "--length" else ""
         raise MemoryError(
-            f"{length} needs about {needed / 2**30:z.1f} GiB{besides}, {free / 2**30:z.1f} GiB are free; "
-            f"shorten {length.split()[0]} or keep fewer --layers, --dims, --positions"
+            f"{length} needs about {_size(needed)}{besides}, {_size(free)} are free; shorten {option}{fewer}"
         )
 
 
-def _size(weights: int) -> str:
-    return f" ({weights / 2**30:z.1f} GiB)" if weights else ""
+def _size(count: int) -> str:
+    """Bytes in words."""
+    return f"{count / 2**30:z.1f} GiB" if count >= 2**30 else f"{count / 2**20:z.0f} MiB"

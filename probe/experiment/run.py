@@ -138,9 +138,13 @@ class Experiment:
         """The method of a task; None: it is not of the plan."""
         return self.plan.methods.get(self.columns(*key).method)
 
-    def check_memory(self) -> None:
-        """Raises MemoryError for what does not fit in this process, with the model that it is to load."""
-        if self.remedy:
+    def check_memory(self, out: Path | None = None, *, overwrite: bool = False) -> None:
+        """Raises MemoryError for what does not fit in this process, with the model that it is to load.
+
+        Where the folder `out` lacks nothing that takes the model, none is loaded.
+        """
+        rows = {} if overwrite or out is None else self.open_journal(out).rows
+        if self.remedy and self.tasks(rows):
             needed = max(task.memory_bytes for task in self.all_tasks({}))
             check_beside(needed, self.plan.config, self.plan.request.load, self.remedy)
 
@@ -340,6 +344,6 @@ def run(
     """
     runner.check(experiment.plan.request.load)
     if runner.is_local:
-        experiment.check_memory()
+        experiment.check_memory(out, overwrite=overwrite)
     with opened(experiment, out, overwrite=overwrite, runner=runner) as (journal, pool):
         return journal, run_tasks(experiment, journal, pool, until=until)

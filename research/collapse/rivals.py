@@ -1,4 +1,4 @@
-"""Do drift and thresholds give the failure lengths that rule A gives? rule.md; 3 minutes a model on one core.
+"""Do drift and thresholds give the failure lengths that rule A gives? rule.md; 5 minutes a model on one core.
 
 python research/collapse/rivals.py --model default    # adds to results/rivals.csv and rivals-lengths.csv
 python research/collapse/rivals.py --evaluate         # of all stored models: exact lengths of the configs that fail

@@ -3,7 +3,7 @@
 pip install "ruptures>=1.1.10,<2"
 python research/false_alarms/detectors.py    # ten minutes on one core; writes results/detectors.csv
 
-Whitening was to be kept, before this was run, if it calls at most 1 of the models whose dims follow one or two factors
+Decided before the run: whitening is kept if it calls at most 1 of the models whose dims follow one or two factors
 and the shipped model's onsets on " hello" stay. PELT (Killick, Fearnhead and Eckley 2012) reads the first prompt's
 states divided by their standard deviation within M, quadratic cost, penalty (dims + 1) ln T, as for white noise.
 """

@@ -165,7 +165,7 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
         lengths = request.lengths
     else:
         lengths = _default_lengths(request, trained_length, length)
-    if request.texts is None:
+    if _texts(request, longest) == _texts(replace(request, texts=None), longest):
         request, length = _stored_by_default(request, config, trained_length, length, longest)
     if request.samples:
         if not longest or request.lengths is not None:

@@ -271,7 +271,7 @@ def _passkeys(request: ReadoutRequest, tokenizer: Any, length: int) -> list[Prom
     """Passkey prompts: of each the key, and its depth in the filler, are the same at every length."""
     return [
         passkey(tokenizer, length, np.random.default_rng([request.seed, text]))
-        for text in range(2 * request.samples // 2)
+        for text in range(2 * (request.samples // 2))
     ]
 
 
@@ -575,9 +575,10 @@ def _check_known(name: str, labels: Labels, training: int) -> None:
     """Refused for labels that no probe can be trained on, or tested on."""
     known = labels.known[:training]
     groups = labels.groups
-    check_labels(labels.values[:training][known], groups[:training][known], labels.kind, f"--probe {name}")
+    of = "text" if labels.documents is None else "document"
+    check_labels(labels.values[:training][known], groups[:training][known], labels.kind, f"--probe {name}", of)
     if len(np.unique(groups[training:][labels.known[training:]])) < 2:
-        raise Refused(f"--probe {name}: fewer than two texts to test on have labels; give more texts or labels")
+        raise Refused(f"--probe {name}: fewer than two {of}s to test on have labels; give more texts or labels")
     tested = labels.values[training:][labels.known[training:]]
     if labels.kind == NUMBERS:
         check_finite(tested, f"--probe {name}")
@@ -835,8 +836,8 @@ def _check_same_type(what: str, values: np.ndarray, trained: np.ndarray) -> None
         raise Refused(f"{what} are {types[0]}, those that the probe was trained on {types[1]}; give the same type")
 
 
-def check_labels(labels: np.ndarray, groups: np.ndarray, kind: str, what: str = "labels") -> None:
-    """Refused for too few labels, one class or value, or one text."""
+def check_labels(labels: np.ndarray, groups: np.ndarray, kind: str, what: str = "labels", of: str = "text") -> None:
+    """Refused for too few labels, one class or value, or one group. of: what a group is."""
     if len(labels) < LEAST:
         raise Refused(f"{what}: {len(labels)} to train on are fewer than {LEAST}; give more texts or labels")
     if kind == "numbers":
@@ -844,7 +845,7 @@ def check_labels(labels: np.ndarray, groups: np.ndarray, kind: str, what: str = 
     if len(values := np.unique(labels)) < 2:
         raise Refused(f"{what}: all to train on are {values[0]!s}; a probe needs two classes or values")
     if len(np.unique(groups)) < 2:
-        raise Refused(f"{what}: all to train on are of one text; a probe needs two, of which one is held out")
+        raise Refused(f"{what}: all to train on are of one {of}; a probe needs two, of which one is held out")
 
 
 def check_finite(labels: np.ndarray, what: str = "labels") -> None:

@@ -285,8 +285,13 @@ class ReadoutExperiment(Experiment):
 
 
 def scored_by(plan: ReadoutPlan, name: str) -> JsonObject:
-    """What the row of a probe tells besides its scores: the reference, and whether sums are by document."""
-    return {"reference": plan.reference} | ({"by_document": True} if plan.labels[name].documents is not None else {})
+    """What the row of a probe tells in addition to its scores: the reference, and what changed with a release.
+
+    That is whether sums are by document, and how the strength of a probe of numbers is chosen.
+    """
+    labels, terms = plan.labels[name], {"reference": plan.reference}
+    by_document = {"by_document": True} if labels.documents is not None else {}
+    return terms | by_document | ({"strength_by": "pooled errors"} if labels.kind == NUMBERS else {})
 
 
 def states_path(folder: Path, key: Sequence[Any]) -> Path:
@@ -627,7 +632,7 @@ def run_and_report(
     experiment = ReadoutExperiment(plan)
     runner.check(plan.request.load)
     if runner.is_local:
-        experiment.check_memory()
+        experiment.check_memory(out, overwrite=overwrite)
     with opened(experiment, out, overwrite=overwrite, runner=runner) as (journal, pool):
         failed = run_tasks(experiment, journal, pool, until=until)
         if all(key in journal.rows for key in plan.keys):

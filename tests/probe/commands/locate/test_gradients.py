@@ -91,6 +91,15 @@ def done(tmp_path_factory):
     return folder / "run", first
 
 
+def test_a_finished_folder_loads_no_model_so_needs_no_memory(done, monkeypatch):
+    folder, _ = done
+    monkeypatch.setattr("probe.capture.memory.free_bytes", lambda device="cpu": 2**17)
+    words = ["locate", "--model", folder.parent / "model", "--out", folder, "--lengths", "320", "--samples", "4"]
+    words += ["--try", "gradients,patch", "--ways", "only", "--heads"]
+    assert main([*map(str, words), "0-1"]) == 0
+    assert main([*map(str, words), "0-1", "--overwrite"]) == 1
+
+
 def test_the_command_names_the_planted_head_and_what_to_patch(done):
     _, first = done
     assert {row.kind for row in first.effects} == {"gradients"}
