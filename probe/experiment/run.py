@@ -143,7 +143,10 @@ class Experiment:
 
         Where the folder `out` lacks nothing that takes the model, none is loaded.
         """
-        rows = {} if overwrite or out is None else self.open_journal(out).rows
+        rows: JournalRows = {}
+        if out is not None and not overwrite:
+            self.check(out, overwrite=False)
+            rows = self.open_journal(out).rows
         if self.remedy and self.tasks(rows):
             needed = max(task.memory_bytes for task in self.all_tasks({}))
             check_beside(needed, self.plan.config, self.plan.request.load, self.remedy)

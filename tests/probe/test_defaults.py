@@ -26,7 +26,7 @@ BASED = {"dynamic-ntk", "ntk-mixed"}
 @pytest.mark.parametrize("command", PLANS)
 def test_default_methods_are_those_that_the_model_can_have(command, capsys):
     make_plan, request_type = PLANS[command]
-    request = request_type(model="alibi", samples=2)
+    request = request_type(model="alibi", samples=4)
     planned = make_plan(request)
     names = {method.name for method in getattr(planned, "methods", {}).values()}
     assert not names & BASED
