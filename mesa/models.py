@@ -325,7 +325,7 @@ def _config(place: Place, options: Mapping[str, Any]) -> tuple[Any, Mapping[str,
         used: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         _warn_own_code(place.where, own, used.__name__)
     if not place.header and not Path(place.where).is_dir() and not getattr(config, "_commit_hash", None):
-        config._commit_hash = _folder(place, options).name or None  # transformers keeps none
+        config._commit_hash = _folder(place, options).name or None  # transformers 5.24 keeps none
     kind = config.sub_configs.get("text_config")
     if kind and getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "config_class", None) is kind:
         both, config = config, config.get_text_config()

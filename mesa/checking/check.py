@@ -32,7 +32,7 @@ from mesa.checking.subject import (
     run,
 )
 from mesa.device import check_finite
-from mesa.engine.bridge import adapted, bridge
+from mesa.engine.bridge import adapted, bridge, sharing_weights
 from mesa.engine.plug import Attachment, applied, check_free
 from mesa.engine.structure import new_cache, state_of, windows as windows_of_model
 from mesa.errors import Refused, is_out_of_memory
@@ -107,9 +107,8 @@ def hooks(subject: Subject, method: Method) -> CheckRow:
     with applied(subject.model, method):
         output = run(subject.model, ids, output_hidden_states=True)
     states = output.hidden_states
-    shared = {id(tensor): tensor for tensor in (*subject.model.parameters(), *subject.model.buffers())}
-    with torch.no_grad():  # a bridge changes the modules that it wraps and the tokenizer: copies, with the same weights
-        built: Any = bridge(copy.deepcopy(subject.model, shared), copy.deepcopy(subject.tokenizer))
+    with torch.no_grad():  # a bridge changes the modules that it wraps and the tokenizer: copies
+        built: Any = bridge(sharing_weights(subject.model), copy.deepcopy(subject.tokenizer))
         with applied(built.original_model, method):
             logits, cache = built.run_with_cache(ids, names_filter=lambda hook: hook.endswith("hook_resid_post"))
     hooked = {layer + 1: cache["resid_post", layer] for layer in range(len(states) - 2)}

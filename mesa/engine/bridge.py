@@ -6,6 +6,7 @@ listens inside it; stock's where something does, or a batch is padded, and no me
 always the module's, with the hooks inside it called by the method's attention.
 """
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -399,6 +400,11 @@ class LayerHooks:
         """One pass without cache and logits, ended where a hook raises TransformerLens' StopAtLayerException."""
         with self.hooks(fwd_hooks), suppress(StopAtLayerException):
             decoder_of(self.original_model)(input_ids=ids, use_cache=False)
+
+
+def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the model with the same weights and buffers: a bridge changes the modules that it wraps."""
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
 def hooked(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> MethodBridge | LayerHooks:

@@ -115,15 +115,19 @@ def check_beside(needed: int, config: Any, load: Mapping[str, Any], remedy: str)
         )
 
 
-def check_memory(needed: int, length: str, device: torch.device | str = "cpu", weights: int = 0) -> None:
-    """MemoryError when `needed` bytes are not free besides the weights, before any work. length: as '--length 512'."""
+def check_memory(
+    needed: int, length: int, device: torch.device | str = "cpu", weights: int = 0, option: str = "--length"
+) -> None:
+    """MemoryError when `needed` bytes are not free besides the weights, before any work.
+
+    option: what sets the length.
+    """
     free = free_bytes(device)
     if needed + weights > free:
         besides = f" besides the weights ({_size(weights)})" if weights else ""
-        option = length.split()[0]
         fewer = " or keep fewer --layers, --dims, --positions" if option == "--length" else ""
         raise MemoryError(
-            f"{length} needs about {_size(needed)}{besides}, {_size(free)} are free; shorten {option}{fewer}"
+            f"{option} {length} needs about {_size(needed)}{besides}, {_size(free)} are free; shorten {option}{fewer}"
         )
 
 

@@ -75,8 +75,8 @@ def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataA
         bounds: Half-open (start, stop), in tokens, that do not overlap.
 
     Returns:
-        The captured positions in the bounds, with a number as coordinate `region`: of their bounds, where these hold
-        no position that was not captured; else of each captured run.
+        The captured positions in the bounds, with a coordinate `region`: a number for each of the bounds, or for each
+        captured run in them where positions are missing.
 
     Raises:
         Refused: In one of the bounds no position was captured, it ends behind the last one, or some overlap.

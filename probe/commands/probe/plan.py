@@ -111,16 +111,16 @@ class ProbePlan:
         return numbers * np.dtype(self.request.spec.dtype).itemsize
 
     @property
-    def largest_pass(self) -> tuple[int, str]:
-        """Estimate of the memory of the largest pass, captured or measured, besides the weights; and its length.
+    def largest_pass(self) -> tuple[int, str, int]:
+        """Estimate of the memory of the largest pass, captured or measured, besides the weights.
 
-        That is with the option which sets it, as '--length 512'.
+        With the option that sets its length, and the length.
         """
         config, number = self.config, bytes_a_number(self.config, self.request.load)
         longest = max(self.lengths) if self.request.samples else 0
         captured, measured = peak_bytes(config, self.length, number, 0), prompt_bytes(config, longest, number)
         scores = [scores_bytes(config, length, self.request.executor) for length in (self.length, longest)]
-        return max((captured + scores[0], f"--length {self.length}"), (measured + scores[1], f"--lengths {longest}"))
+        return max((captured + scores[0], "--length", self.length), (measured + scores[1], "--lengths", longest))
 
     @property
     def pass_bytes(self) -> int:
@@ -165,7 +165,7 @@ def plan(request: ProbeRequest, longest: int | None = None) -> ProbePlan:
         lengths = request.lengths
     else:
         lengths = _default_lengths(request, trained_length, length)
-    if _texts(request, longest) == _texts(replace(request, texts=None), longest):
+    if request.texts in (None, _default_texts(longest)):
         request, length = _stored_by_default(request, config, trained_length, length, longest)
     if request.samples:
         if not longest or request.lengths is not None:
@@ -200,10 +200,14 @@ def position_lengths(trained: int, longest: int) -> tuple[int, ...]:
     return (*(length for length in range(step, longest, step)), longest)
 
 
+def _default_texts(longest: int | None) -> int:
+    """Text prompts whose hidden states are stored by default; longest: of a run in stages."""
+    return 0 if longest else 2
+
+
 def _texts(request: ProbeRequest, longest: int | None) -> int:
-    """Text prompts whose hidden states are stored; longest: of a run in stages."""
-    by_default = 0 if longest else 2
-    return by_default if request.texts is None else request.texts
+    """Text prompts whose hidden states are stored."""
+    return _default_texts(longest) if request.texts is None else request.texts
 
 
 STORE_BYTES = 2**31
@@ -224,7 +228,7 @@ def _stored_by_default(
     chosen = (request.length, spec.layers, spec.positions, spec.dims)
     if chosen != (None,) * len(chosen):
         return request, length
-    by_default, most = _texts(request, longest), STAGED_BYTES if longest else STORE_BYTES
+    by_default, most = _default_texts(longest), STAGED_BYTES if longest else STORE_BYTES
     methods = len(requested_names(request.methods or request.default_methods)) + len(request.configs)
 
     def size(tokens: int, texts: int) -> int:
@@ -605,15 +609,14 @@ class ProbeWorker(PlanWorker):
     def _try_hooks(self, loaded: Loaded) -> None:
         """Raises Refused where a short pass lacks a hook, or has values there that the store cannot hold.
 
-        TransformerLens changes the modules that it wraps, and the tokenizer: copies, with the same weights.
+        TransformerLens changes the modules that it wraps, and the tokenizer: copies.
         """
-        from mesa.engine.bridge import hooked  # with transformer-lens, which plans do without
+        from mesa.engine.bridge import hooked, sharing_weights  # with transformer-lens, which plans do without
         from probe.capture.capture import capture
 
         request, ids = self.plan.request, self.tokens[self.plan.prompts[0]][:_TRIED]
-        shared = {id(tensor): tensor for tensor in (*loaded.model.parameters(), *loaded.model.buffers())}
         with torch.no_grad():
-            tried = hooked(copy.deepcopy(loaded.model, shared), copy.deepcopy(loaded.tokenizer))
+            tried = hooked(sharing_weights(loaded.model), copy.deepcopy(loaded.tokenizer))
         kept = replace(request.spec, positions=None).resolve(loaded.model.config, len(ids))
         for name, method in self.plan.methods.items():
             for hook, rows in capture(tried, ids, method, kept, executor=request.executor).items():

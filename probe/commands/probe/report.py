@@ -264,9 +264,9 @@ def _definitions(summary: Summary) -> Iterator[tuple[str, str]]:
             f"positions that few training texts reach; a range is at least that of {reference}. A value's distance is "
             "counted from the span of its level and of its in-window trends in ln(position) and in position. A layer "
             f"drifts from the first run of {drift.run} positions beyond M whose mean squared distance, in ranges "
-            f"and over all dims, exceeds {drift.factor} times the largest inside the window, and at least "
-            f"{drift.factor}; more such runs than chance explains, one of them further out than a random walk with the "
-            "steps inside the window would come. Where a method begins "
+            f"and over all dims, exceeds {drift.factor} times the largest inside the window, and "
+            f"{drift.factor}, if there are more such runs than chance explains and one lies further out than a random "
+            "walk with the in-window steps would come. Where a method begins "
             f"to count positions again, states settle again and are not evaluated for {drift.warm_up} tokens. The "
             "interval is over resampled dims. False detections: the share of pretended windows, shorter than M, at "
             "which the same rule detects drift although the model works there.",

@@ -100,16 +100,16 @@ def layout_of(
 
 def check_fits(plan: ProbePlan) -> None:
     """MemoryError where weights, captured values or a pass cannot fit; a device map places the model itself."""
-    options, captured = plan.request.load, f"--length {plan.length}"
-    needed, longest = plan.largest_pass
+    options, (needed, option, length) = plan.request.load, plan.largest_pass
     device = options.get("device") or "cpu"
     if options.get("device_map") or not str(device).startswith("cpu"):
-        check_memory(plan.host_bytes, captured)
+        check_memory(plan.host_bytes, plan.length)
         if not options.get("device_map"):
-            check_memory(needed, longest, device, check_weights(plan.config, options))
+            check_memory(needed, length, device, check_weights(plan.config, options), option)
     else:
-        named = longest if needed > plan.host_bytes else captured
-        check_memory(needed + plan.host_bytes, named, weights=check_weights(plan.config, options))
+        if needed <= plan.host_bytes:
+            option, length = "--length", plan.length
+        check_memory(needed + plan.host_bytes, length, device, check_weights(plan.config, options), option)
 
 
 def prepare(plan: ProbePlan) -> tuple[tuple[np.ndarray, ...], dict[str, list[int]], TextSource]:

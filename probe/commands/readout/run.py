@@ -64,7 +64,7 @@ from probe.figures.section import as_text
 from probe.files import JsonObject, write
 from probe.statistics import half_width, student, wilson
 from probe.store.result_file import Interval, or_nan
-from probe.thresholds.state_distance import StateReference, compared
+from probe.thresholds.state_distance import MIN_DOCUMENTS, StateReference, compared
 
 # Lens readouts (nostalgebraist 2020): a model's own final norm and unembedding on the states of any layer
 
@@ -407,9 +407,6 @@ def fit_all(plan: ReadoutPlan, states: Path, journal: Journal, until: float | No
         journal.add(key, prober.scores(key))
 
 
-_LEAST_DOCUMENTS = 4
-
-
 def distances_of(plan: ReadoutPlan, states: Path) -> list[DistanceRead]:
     """How far the states of test texts lie from the reference's in-window distribution on training texts, by layer.
 
@@ -417,7 +414,7 @@ def distances_of(plan: ReadoutPlan, states: Path) -> list[DistanceRead]:
     """
     read, training, texts = list[DistanceRead](), slice(plan.training), slice(plan.training, None)
     of_texts = plan.last_documents[texts]
-    documents = of_texts if len({*of_texts}) >= _LEAST_DOCUMENTS else range(len(of_texts))
+    documents = of_texts if len({*of_texts}) >= MIN_DOCUMENTS else range(len(of_texts))
 
     def read_layer(method: str, length: int, half: slice, row: int) -> np.ndarray:
         return layer_of(states, state_keys(plan, method, length)[half], row)
